@@ -91,6 +91,17 @@ def test_lengths_follow_from_the_benchmark_or_the_tokens_of_a_step(tmp_path):
     assert names(row, "seq_length") == (512,)
 
 
+def test_chunks_of_a_pipeline_follow_from_nemos_recipe(tmp_path):
+    nemo = {
+        "framework": "NeMo/Megatron-Core",
+        "model": "nemotron4_340b",
+        "hf_id_or_dims": "nvidia/Nemotron-4-340B-Base",
+    }
+    nemo |= {"tp": "8", "pp": "8", "n_gpus": "256", "gbs": "64", "mbs": "1", "vp": ""}
+    assert names(read_one(tmp_path, **nemo), "vp") == (12,)
+    assert names(read_one(tmp_path, **{**nemo, "vp": "6"}), "vp") == (6,)
+
+
 def test_what_primus_leaves_open_is_in_its_examples(tmp_path):
     bare = {"framework": "Primus (Megatron)", "framework_version": "", "gpu": "MI300X", "n_gpus": "8", "seq_len": "",
             "mbs": "", "gbs": "", "tp": "1", "pp": "8", "vp": "2", "step_time_s": "", "tokens_per_s_per_gpu": "11347",

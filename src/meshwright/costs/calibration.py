@@ -72,6 +72,7 @@ class EngineProfile(_Profile, frozen=True, kw_only=True):
     bucket_params: float = 40.0  # parameters per data-parallel collective, in millions
     bucket_per_rank: float = 0.0  # minimum per data-parallel rank, in millions
     imbalance: float = 1.2  # load of the fullest expert rank over the mean under natural routing
+    pads_experts: bool = False  # every expert computes as many rows as the fullest one
     p2p_s: float = 0.0  # CPU seconds a pipeline stage spends on the sends and receives of one micro batch
 
 
@@ -90,6 +91,7 @@ class Shared(_Profile, frozen=True, kw_only=True):
     latency_s: float  # latency of a collective
     hop_s: float  # additional latency per rank of a ring inside a domain
     far_hop_s: float  # additional latency per domain of a ring
+    untrained_share: float  # share of tokens that an untrained router sends to each of its favourite experts
     dispatch: dict[str, float]  # speed of a token dispatcher over a plain all-to-all
     tp_overlap_visible: float  # exposed shares of overlapped communication
     ep_overlap_visible: float

@@ -12,7 +12,7 @@ from meshwright.costs.memory import tokens
 from meshwright.costs.parameters import RankParams, as_stored, expert_parallel_ranks
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks, reductions
-from meshwright.costs.vectorize import BYTES, Column, any_of, larger, pick, smaller, where
+from meshwright.costs.vectorize import BYTES, Column, any_of, anywhere, everywhere, larger, pick, smaller, where
 from meshwright.models import MLA, Attention, Layer, MoE
 from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
@@ -20,7 +20,7 @@ from meshwright.recipes.case import Case
 
 def is_one(degree: Column) -> bool:
     """Return whether an axis is unused in every candidate."""
-    return bool(degree == 1) if isinstance(degree, int) else bool(np.all(degree == 1))
+    return everywhere(degree == 1)
 
 
 def tp_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
@@ -70,16 +70,16 @@ def ep_s(case: Case, speed: Speeds, layer: Layer, exchanges: Column) -> Column:
     moe = layer.ffn
     if is_one(case.ep) or not isinstance(moe, MoE):
         return 0.0
-    size = BYTES[case.compute] * routing_imbalance(case, speed)
+    size = BYTES[case.compute] * routing_imbalance(case, speed, moe)
     each = tokens(case) / residual_shards(case) * (moe.latent or case.model.hidden) * size
     each = each / pick(case.dispatcher, {"alltoall": 1.0, "allgather": 1.0, **speed.shared.dispatch})
     forwards = any_of(case.dispatcher, "deepep", "hybridep")
     once: Column = 0.0
-    if not np.all(forwards):
+    if not everywhere(forwards):
         once = all_to_all_s(case, speed, each * moe.topk, case.etp, case.ep)
-    if np.any(forwards):
-        ranks = _distinct(case.ep, moe.topk)
-        domains = _distinct(larger(case.ep * case.etp / case.nvlink_domain, 1), moe.topk)
+    if anywhere(forwards):
+        ranks = _places(case, moe, case.ep)
+        domains = _places(case, moe, larger(case.ep * case.etp / case.nvlink_domain, 1))
         once = where(
             forwards, forwarding_all_to_all_s(case, speed, each * ranks, each * domains, case.etp, case.ep), once
         )
@@ -87,9 +87,15 @@ def ep_s(case: Case, speed: Speeds, layer: Layer, exchanges: Column) -> Column:
     return (case.ep > 1) * exchanges * once * visible
 
 
-def _distinct(places: Column, chosen: int) -> Column:
-    """Return how many different places `chosen` random choices among `places` hit on average."""
-    return places * (1 - (1 - 1 / places) ** chosen)
+def _places(case: Case, moe: MoE, places: Column) -> Column:
+    """Return on how many of `places` ranks or domains the experts of a token are on average.
+
+    AutoModel's balanced gate gives token t the experts from t × topk on, one after the other; others choose at random.
+    """
+    if case.force_balance and case.engine == "automodel":
+        each = larger(moe.experts // places, 1)
+        return 1 + (moe.topk - np.gcd(moe.topk, np.asarray(each, int))) / each
+    return places * (1 - (1 - 1 / places) ** moe.topk)
 
 
 def p2p_s(case: Case, speed: Speeds) -> Column:

@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.costs.activations import residual_shards
 from meshwright.costs.flops import core_flops, training_factor, vision_flops
-from meshwright.costs.gemm import Linear, gradient_s, linear_s, linears, routing_imbalance, side_bytes
+from meshwright.costs.gemm import Linear, expert_rows, gradient_s, linear_s, linears, side_bytes
 from meshwright.costs.memory import recomputed_share, tokens
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages, trains_mtp
@@ -128,7 +128,7 @@ def _touched(case: Case, speed: Speeds, layer: Layer) -> Column:
     if isinstance(ffn, MoE):
         etp = 1 if case.engine == "kempnerforge" else case.etp
         inner = ffn.latent or hidden
-        copies = ffn.topk * routing_imbalance(case, speed) / shards
+        copies = ffn.topk * expert_rows(case, speed, ffn) / shards
         # permuting reads and writes every copy, unpermuting reads them and writes one; the router works in fp32
         acted = ((3 if ffn.gated else 2) + UNFUSED_BIAS * ffn.bias) * ffn.width
         total = total + copies * (3 * inner + acted) + (inner + 8 * ffn.experts) / shards

@@ -80,7 +80,7 @@ def _moe(case: Case, speed: Speeds, moe: MoE, count: Column) -> list[Linear]:
     hidden, own = case.model.hidden, count / residual_shards(case)
     etp = 1 if case.engine == "kempnerforge" else case.etp
     local = larger(moe.experts / case.ep, 1)
-    each = own * moe.topk * etp * routing_imbalance(case, speed) / local + EXPERT_TILE
+    each = own * moe.topk * etp * expert_rows(case, speed, moe) / local + EXPERT_TILE
     width, inner = moe.width / etp, moe.latent or hidden
     format = "bf16" if case.fp8 and not fp8_experts(case) else ""
     found = [
@@ -95,9 +95,33 @@ def _moe(case: Case, speed: Speeds, moe: MoE, count: Column) -> list[Linear]:
     return found
 
 
-def routing_imbalance(case: Case, speed: Speeds) -> float:
-    """Return the load of the fullest rank over the mean: 1 if balance is forced, else the engine's figure."""
-    return 1.0 if case.force_balance else speed.engine.imbalance
+def routing_imbalance(case: Case, speed: Speeds, moe: MoE) -> Column:
+    """Return the load of the fullest rank over the mean: 1 if balance is forced, else the engine's figure.
+
+    An untrained router sends most tokens to the same experts, which are on as many ranks.
+    """
+    if case.force_balance:
+        return 1.0
+    if not untrained_router(case):
+        return speed.engine.imbalance
+    share = speed.shared.untrained_share
+    return share * larger(case.ep / moe.topk, 1) + (1 - share)
+
+
+def expert_rows(case: Case, speed: Speeds, moe: MoE) -> Column:
+    """Return the rows that a rank's experts compute over the mean number of tokens they should receive.
+
+    An engine that pads gives every expert as many rows as the fullest one has.
+    """
+    loaded = routing_imbalance(case, speed, moe)
+    if not speed.engine.pads_experts or case.force_balance or not untrained_router(case):
+        return loaded
+    return larger(loaded, speed.shared.untrained_share * moe.experts / moe.topk)
+
+
+def untrained_router(case: Case) -> bool:
+    """Return whether a run is too short for its router to learn balance: benchmarks of a few steps from scratch."""
+    return bool(getattr(case, "untrained_router", False))
 
 
 def linear_s(speed: Speeds, linear: Linear) -> Column:

@@ -38,11 +38,14 @@ class Benchmark(msgspec.Struct, frozen=True):
     seq_length: int
     micro_batch_size: int = 0
     rounds: int = 0  # micro batches per step
+    vp: int = 0  # chunks per pipeline stage
 
 
-# MLPerf's FLUX.1: 256 tokens of an image of 256 x 256, and 256 of text. Primus: AMD's examples/megatron/configs.
+# MLPerf's FLUX.1: 256 tokens of an image of 256 x 256, and 256 of text. Primus: AMD's examples/megatron/configs. NeMo:
+# scripts/performance/recommended_model_configs.
 BENCHMARKS = (
     Benchmark("MLPerf", "flux.1", 512),
+    Benchmark("NeMo/Megatron-Core", "nemotron4_340b", 4096, vp=12),
     Benchmark("Primus", "llama2_7b", 4096, 4, 64),
     Benchmark("Primus", "qwen3_235b_a22b", 4096, 4, 32),
     Benchmark("Primus", "mixtral_8x22b", 8192, 2, 4),
@@ -50,7 +53,7 @@ BENCHMARKS = (
 
 
 def with_benchmark(row: dict[str, str]) -> dict[str, str]:
-    """Return the row with the length and the micro batches that its benchmark defines, where it states none.
+    """Return the row with the length, micro batches and chunks that its benchmark defines, where it states none.
 
     If the benchmark defines no length, it is the mean number of tokens per sample.
     """
@@ -61,6 +64,8 @@ def with_benchmark(row: dict[str, str]) -> dict[str, str]:
         known["n_gpus"] = 1  # nothing is distributed
     if as_int(row, "seq_len", 0) <= 0:
         known["seq_len"] = found.seq_length if found else _mean_length(row)
+    if found and as_int(row, "pp") > 1 and not row.get("vp"):
+        known["vp"] = found.vp
     if found and not (row["gbs"] or row.get("grad_accum")):
         known["grad_accum"] = found.rounds
         known["mbs"] = 0 if row["mbs"] else found.micro_batch_size

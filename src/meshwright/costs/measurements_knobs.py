@@ -137,6 +137,8 @@ def precision_of(row: Row) -> dict[str, Any]:
         names["matmul"] = "fp8_delayed"
     elif kind.startswith("fp8"):
         names["matmul"] = "fp8_tensor"
+    if "(linears)" in text:
+        names["quantized_experts"] = False
     if text.startswith("bf16-true"):
         names["master"] = "bf16"
     return names
@@ -228,14 +230,16 @@ def routing_of(row: Row) -> dict[str, Any]:
         names["dispatcher"] = "alltoall"
     if re.search(r"natural (moe )?routing", text) or ("dropless" in text and "forced" not in text):
         names["force_balance"] = False
+    if "truncated" in text:  # nobody has weights of such a model
+        names["untrained_router"] = True
     if "functional run" in text:  # default kernels, no graphs, real data, logging at every step
         names |= {"speed_profile": "megatron_untuned", "cuda_graphs": "none"}
     if "a2a_overlap': true" in text or "1f1b overlap" in text or "ep overlap on" in text:
         names["ep_overlap"] = True
     elif _RECIPE.search(row.get("notes", "")) or "ep overlap off" in text:
         names["ep_overlap"] = False
-    if "ci golden run" in text:  # AutoModel's own default, which its benchmarks turn off
-        names["defer_grad_sync"] = True
+    if "ci golden run" in text:  # AutoModel's own defaults, which its benchmarks change
+        names |= {"defer_grad_sync": True, "force_balance": False}
     if "token-drop" in text or "tokendrop" in text:
         names["capacity_factor"] = 1.0
     if "unpacked experts" in text:

@@ -36,7 +36,7 @@ from meshwright.costs.memory_constants import (
     RESERVE,
 )
 from meshwright.costs.memory_profiles import memory_profile
-from meshwright.costs.parameters import RankParams, as_stored, rank_adapters, rank_params
+from meshwright.costs.parameters import RankParams, as_stored, rank_adapters, rank_params, stage_params
 from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
 from meshwright.costs.state import (
@@ -48,7 +48,7 @@ from meshwright.costs.state import (
     least_state_gib,
     trained_state,
 )
-from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, shape_of, smaller, where
+from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, anywhere, larger, pick, shape_of, smaller, where
 from meshwright.errors import InputError
 from meshwright.models import Mamba2
 from meshwright.recipes.capabilities import executed, fp8_experts
@@ -187,10 +187,9 @@ def _memory(case: Case, values: list[Column]) -> Memory:
 
 def _host_gib(case: Case) -> Column:
     """Return GiB of host memory per GPU that offloaded state or activations need, on the stage that needs most."""
-    if not np.any(case.offload != "none"):
+    if not anywhere(case.offload != "none"):
         return 0.0
-    pipeline = stages(case)
-    params = rank_params(case, pipeline)
+    pipeline, params = stages(case), stage_params(case)
     trained = rank_adapters(case, pipeline) if case.goal == "peft" else params
     state = host_state(case, trained)
     if case.goal == "peft":
@@ -216,12 +215,12 @@ def _on_stages(case: Case, pipeline: Stages) -> NDArray[np.float64]:
 
 def _values(case: Case, pipeline: Stages) -> tuple[Column, ...]:
     """Return the bytes on every stage: the parts without overhead, and the allocator cache."""
-    params = rank_params(case, pipeline)
+    params = stage_params(case) if pipeline is stages(case) else rank_params(case, pipeline)
     state, trained = _state(case, pipeline, params)
     saved, working = _activations(case, pipeline)
     loss = _loss_peak(case, pipeline, params, trained, saved)
-    peak = _larger(loss, _backward_peak(case, pipeline, params, trained, saved, working))
-    end = _backward_peak(case, pipeline, params, trained, 0.0, working)
+    end = _backward_peak(case, pipeline, params, trained, working)
+    peak = _larger(loss, Peak(saved + end.activations, end.logits, end.buffers))
     if memory_profile(case).lean_gather:
         peak = _larger(peak, _head_peak(case, trained, loss))
         end = _larger(end, _embedding_peak(case, params, trained))
@@ -345,10 +344,11 @@ def _loss_peak(case: Case, pipeline: Stages, params: RankParams, trained: RankPa
     return Peak(saved, _logits(case, pipeline, trained), _gathered(case, params, 0.0) + fresh)
 
 
-def _backward_peak(
-    case: Case, pipeline: Stages, params: RankParams, trained: RankParams, saved: Column, working: Column
-) -> Peak:
-    """Return the peak in one layer's backward pass: it and the next are gathered, its gradients unreduced."""
+def _backward_peak(case: Case, pipeline: Stages, params: RankParams, trained: RankParams, working: Column) -> Peak:
+    """Return the peak in the last layer's backward pass: it and the next are gathered, its gradients unreduced.
+
+    In earlier ones the saved activations of other layers come on top.
+    """
     profile = memory_profile(case)
     reduced = larger(trained.unit_dense + trained.unit_routed, smaller(profile.reduce_bucket, trained.total))
     # A pipeline that defers the reduction reduces after all backward passes.
@@ -357,7 +357,7 @@ def _backward_peak(
     fresh = profile.layer_gradients * trained.unit_dense + profile.stacked_experts * trained.unit_routed
     logits = profile.keeps_logits * pipeline.last * tokens(case) * case.model.vocab
     gathered = _gathered(case, params, GATHERED_LAYERS)
-    return Peak(saved + working, logits, gathered + case.cached(_gathers_weights) * reduced + fresh)
+    return Peak(working, logits, gathered + case.cached(_gathers_weights) * reduced + fresh)
 
 
 def _reduce_bytes(case: Case) -> Column:
@@ -455,7 +455,7 @@ def _per_token(case: Case, pipeline: Stages) -> tuple[Column, Column, Column]:
     saved: Column = 0.0
     stay: Column = 0.0
     working: Column = 0.0
-    recomputed, offloads = recomputed_share(case, pipeline), bool(np.any(case.offload == "activations"))
+    recomputed, offloads = recomputed_share(case, pipeline), anywhere(case.offload == "activations")
     for layer, number in pipeline.layers:
         parts = layer_activation_bytes(case, layer)
         everything, selective, inputs = activation_bytes_by_recompute(case, parts)

@@ -10,7 +10,7 @@ from meshwright.costs.parameters import RankParams
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages
 from meshwright.costs.state import dense_ranks, expert_ranks, master_bytes, moment_bytes, reductions
-from meshwright.costs.vectorize import BYTES, Column, any_of, larger, shape_of, smaller, where
+from meshwright.costs.vectorize import BYTES, Column, any_of, anywhere, larger, shape_of, smaller, where
 from meshwright.recipes.case import Case
 
 UNFUSED = 4.0  # traffic of an update on the host in several passes, which mixed dtypes need, over the fused one
@@ -30,7 +30,7 @@ def state_copies_s(case: Case, speed: Speeds, params: RankParams, trained: RankP
     micro batch; gradients are copied back once reduced. Other engines keep the compute copy of the weights on the GPU
     and exchange gradients and updated weights once per step.
     """
-    if not np.any(any_of(case.offload, "optimizer", "params")):
+    if not anywhere(any_of(case.offload, "optimizer", "params")):
         return 0.0
     weights_too = any_of(case.offload, "params", *(("optimizer",) if memory_profile(case).offloads_masters else ()))
     rate, rounds = host_link(case, speed), case.accumulation
@@ -61,7 +61,7 @@ def activation_copies_s(case: Case, speed: Speeds, pipeline: Stages, compute_s: 
 
     Our engine waits for every copy (torch's save_on_cpu); others hide them behind compute as far as they can.
     """
-    if not np.any(case.offload == "activations"):
+    if not anywhere(case.offload == "activations"):
         return 0.0
     saved = offloaded_per_micro_batch(case, pipeline)
     most = saved.max(axis=0) if isinstance(saved, np.ndarray) and saved.ndim > len(shape_of(case)) else saved

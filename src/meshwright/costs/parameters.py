@@ -166,6 +166,15 @@ def expert_parallel_ranks(case: Case) -> Column:
     return case.ep * (1 if case.engine == "kempnerforge" else case.etp)
 
 
+def stage_params(case: Case) -> RankParams:
+    """Return the model parameters on one rank of each representative stage; cached per case."""
+    return case.cached(_stage_params)
+
+
+def _stage_params(case: Case) -> RankParams:
+    return rank_params(case, stages(case))
+
+
 def rank_params(case: Case, pipeline: Stages) -> RankParams:
     """Return the model parameters on one rank of each stage."""
     hidden, shards = case.model.hidden, expert_parallel_ranks(case)
@@ -224,4 +233,4 @@ def _largest(values: list[Column]) -> Column:
 
 def parameters(case: Case) -> Column:
     """Return the parameters of the rank with the most, before data-parallel sharding."""
-    return plain(np.max(rank_params(case, stages(case)).total, axis=0))
+    return plain(np.max(stage_params(case).total, axis=0))

@@ -8,7 +8,7 @@ import numpy as np
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.parameters import RankParams
-from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, smaller, where
+from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, everywhere, larger, pick, smaller, where
 from meshwright.recipes.case import Case
 
 # Moments of an optimizer, all in precision.moments: recipes that lower the first lower the second too.
@@ -71,7 +71,7 @@ def reduction_saves_memory(case: Case) -> bool:
 
     Where nothing is sharded they may: the reduced ones have the bytes of the updated weight.
     """
-    return bool(np.all(pick(case.reduce, BYTES) >= master_bytes(case)))
+    return everywhere(pick(case.reduce, BYTES) >= master_bytes(case))
 
 
 def keeps_weights(case: Case) -> Column:

@@ -11,7 +11,7 @@ from meshwright.costs.flops import training_factor, vision_flops
 from meshwright.costs.memory import recomputed_share
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.offload import activation_copies_s, host_update_s, state_copies_s
-from meshwright.costs.parameters import RankParams, expert_parallel_ranks, layer_params, rank_adapters, rank_params
+from meshwright.costs.parameters import RankParams, expert_parallel_ranks, layer_params, rank_adapters, stage_params
 from meshwright.costs.speeds import Speeds, speeds
 from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
 from meshwright.costs.state import dense_ranks, expert_ranks, moment_bytes
@@ -234,7 +234,7 @@ def _forward_share(case: Case) -> Column:
 
 def _stage_params(case: Case) -> tuple[RankParams, RankParams]:
     """Return the parameters of the largest stage, and the trained ones among them."""
-    params = _largest_stage(rank_params(case, stages(case)))
+    params = _largest_stage(stage_params(case))
     trained = _largest_stage(rank_adapters(case, stages(case))) if case.goal == "peft" else params
     return params, trained
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.costs.calibration import calibration
+from meshwright.costs.gemm import untrained_router
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 
@@ -36,6 +37,7 @@ class ErrorBands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     widen_gpu: float
     widen_card: float  # for a GPU type without measured runs of a measured architecture
     widen_precision: float
+    widen_routing: float  # experts without forced balance: the load of the fullest rank was measured in few runs
     widen_modality: float  # diffusion and images: without measured runs
     widen_per_doubling: float  # per doubling of GPUs or sequence beyond the largest measured
     source: str = ""
@@ -69,10 +71,17 @@ def step_band(case: Case) -> float:
     width *= known.widen_engine if _profile(case) not in known.engines else 1.0
     width *= _widen_gpu(case, known)
     width *= known.widen_precision if case.matmul not in known.precisions else 1.0
+    width *= known.widen_routing if _routes_freely(case) else 1.0
     width *= known.widen_modality if case.is_diffusion or case.images else 1.0
     beyond = _doublings(case.cluster.world, known.largest_world) + _doublings(case.seq_length, known.longest_seq)
     width = min(width * known.widen_per_doubling**beyond, _own_band(case, known))
     return float(round(width, 1))
+
+
+def _routes_freely(case: Case) -> bool:
+    """Return whether the router decides the load of experts; functional runs have a band of their own."""
+    known = case.force_balance or untrained_router(case) or error_class(case) == "functional"
+    return bool(case.is_moe) and not known
 
 
 def _own_band(case: Case, known: ErrorBands) -> float:

@@ -48,6 +48,16 @@ def plain(value: Column) -> Column:
 # numpy's functions cost microseconds per scalar; an estimate of one layout calls a hundred of them.
 
 
+def anywhere(condition: Column) -> bool:
+    """Return whether a condition holds for any candidate."""
+    return condition if isinstance(condition, bool) else bool(np.any(condition))
+
+
+def everywhere(condition: Column) -> bool:
+    """Return whether a condition holds for every candidate."""
+    return condition if isinstance(condition, bool) else bool(np.all(condition))
+
+
 _NUMBER = (float, int, np.integer)
 
 

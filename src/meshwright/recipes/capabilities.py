@@ -108,7 +108,7 @@ FP8_PARTS: Mapping[str, tuple[str, ...]] = {
 
 def fp8_experts(case: Case) -> bool:
     """Return whether the engine computes routed experts in the format of precision.matmul."""
-    return "experts" in FP8_PARTS[case.engine]
+    return bool(getattr(case, "quantized_experts", "experts" in FP8_PARTS[case.engine]))
 
 
 def deepep_runs_on(case: Case) -> bool:

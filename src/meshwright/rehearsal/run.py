@@ -157,9 +157,10 @@ class _Plan:
 
     def _imbalance(self) -> float:
         """Return the tokens of the fullest expert rank over the mean; 1 where every rank has all experts."""
-        if self.layout.ep == 1 or not isinstance(self.network, ClusterNetwork):
+        moe = self.case.model.moe
+        if moe is None or self.layout.ep == 1 or not isinstance(self.network, ClusterNetwork):
             return 1.0
-        return routing_imbalance(self.case, speeds(self.case))
+        return float(routing_imbalance(self.case, speeds(self.case), moe))
 
     def _prefix(self, chunk: tuple[int, ...], most: int) -> tuple[int, ...]:
         """Return the first layers of a chunk: as many as allowed, and at least one of every type in it."""
