@@ -90,6 +90,16 @@ shell and Python files have comments; write the reason behind the brackets:
 `--ignore RULE` does the same for all files; it can be repeated, and `'saving.*'` is a pattern. Accepted findings are
 counted in the summary. A comment that accepts nothing, or names an unknown rule, is a note.
 
+## Versions of a framework
+
+Our tables of keys are those of one commit of each framework, and a config does not name the version that reads it:
+
+- A name that is like a known one is a typing error in every version: an error.
+- Any other unknown key, class or flag, and a key that a version of the last year removed, may belong to another
+  version: a warning that names ours. If the file sets the old and the new name of a key, no version reads both: an error.
+- In a checkout of the framework the version is known: what its source defines is accepted, and what it does not is an
+  error.
+
 ## Start with a baseline
 
 A baseline lists the findings that a repository has today, so that only new ones fail. A finding is known by file, rule

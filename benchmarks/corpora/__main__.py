@@ -21,6 +21,7 @@ from benchmarks.corpora import Corpus, Result
 MODULES = {
     "megatron-lm-tests": "megatron",
     "megatron-lm-examples": "megatron",
+    "megatron-deepspeed": "megatron",
     "megatron-bridge-scripts": "megatron",
     "megatron-bridge-python": "megatron",
     "megatron-bridge-runs": "megatron",

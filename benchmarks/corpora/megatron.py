@@ -146,7 +146,10 @@ def _kept_launches(file: Path) -> dict[str, Any] | None:
         return None
     found = [one for one in (_kept_launch(content, number) for number in range(len(content.launches))) if one]
     possible = sorted(content.script.possible_flags) if content.script else []
-    return {"launches": found, "possible": possible} if found else None
+    made = content.script.written if content.script else {}
+    written = {name: one.text.lstrip() for name, one in made.items() if "$" not in f"{name}{one.text}"}
+    kept = {"launches": found, "possible": possible, **({"written": written} if written else {})}
+    return kept if found else None
 
 
 def _kept_launch(content: Content, number: int) -> dict[str, Any]:
@@ -177,6 +180,11 @@ def lm_examples(root: Path, folder: Path) -> Iterable[Target]:
     return _script_targets(root, ("examples",))
 
 
+def deepspeed_examples(root: Path, folder: Path) -> Iterable[Target]:
+    """Yield the example scripts of Megatron-DeepSpeed that use DeepSpeed."""
+    return _script_targets(root, ("examples_deepspeed",))
+
+
 def bridge_scripts(root: Path, folder: Path) -> Iterable[Target]:
     """Yield the example scripts of Megatron-Bridge."""
     return _script_targets(root, ("examples", "scripts", "tutorials"))
@@ -189,6 +197,8 @@ def restore_launches(entry: Mapping[str, Any], folder: Path) -> Target:
     lines += [f"#SBATCH --{name}={value}" for name, value in first["job"].items()]
     if entry["possible"]:
         lines.append(f'if [ -n "$1" ]; then POSSIBLE="{" ".join(entry["possible"])}"; fi')
+    for name, text in entry.get("written", {}).items():
+        lines += [f"cat <<'WRITTEN' > {shlex.quote(name)}", text.rstrip(), "WRITTEN"]
     for one in entry["launches"]:
         lines += [f"export {name}={value}" for name, value in one["env"].items()]
         start = {"torchrun": "torchrun", "srun": "srun python"}.get(one["launcher"], "python")
@@ -286,6 +296,7 @@ def _new(folder: Path) -> Path:
 
 
 LM, BRIDGE = "NVIDIA/Megatron-LM", "NVIDIA-NeMo/Megatron-Bridge"
+DEEPSPEED = "deepspeedai/Megatron-DeepSpeed"
 CORPORA = {
     one.name: one
     for one in (
@@ -298,6 +309,7 @@ CORPORA = {
             partial(megatron_lm_defects, restore_script),
         ),
         Corpus("megatron-lm-examples", LM, "Megatron-LM, example scripts", lm_examples, restore_launches),
+        Corpus("megatron-deepspeed", DEEPSPEED, "Megatron-DeepSpeed, scripts", deepspeed_examples, restore_launches),
         Corpus("megatron-bridge-scripts", BRIDGE, "Megatron-Bridge, scripts", bridge_scripts, restore_launches),
         Corpus("megatron-bridge-python", BRIDGE, "Megatron-Bridge, Python examples", bridge_python, restore_snippet),
         Corpus(

@@ -54,6 +54,10 @@ def errors(found: CheckResult) -> set[tuple[str, str]]:
     return {(one.rule, one.field) for one in found.findings if one.severity == "error"}
 
 
+def warnings(found: CheckResult) -> set[tuple[str, str]]:
+    return {(one.rule, one.field) for one in found.findings if one.severity == "warning"}
+
+
 def test_keys_values_and_classes_of_an_automodel_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = checked(AUTOMODEL, "sft.yaml", SOURCE, tmp_path, monkeypatch)
     assert errors(found) == set()
@@ -63,7 +67,9 @@ def test_keys_values_and_classes_of_an_automodel_checkout(tmp_path: Path, monkey
 
 
 def test_without_a_checkout_they_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = errors(checked(AUTOMODEL, "sft.yaml", {}, tmp_path, monkeypatch))
+    result = checked(AUTOMODEL, "sft.yaml", {}, tmp_path, monkeypatch)
+    found = warnings(result)  # another version may have them
+    assert errors(result) == set()
     assert {("automodel.target-unknown", "dataset._target_"), ("value.invalid", "model.backend.attn")} <= found
 
 
@@ -89,5 +95,7 @@ def test_flags_of_a_megatron_checkout(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_flags_that_no_checkout_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = errors(checked(MEGATRON, "train.sh", {}, tmp_path, monkeypatch))
-    assert found == {("key.unknown", "varlen_budget"), ("key.removed", "use_legacy_models")}
+    result = checked(MEGATRON, "train.sh", {}, tmp_path, monkeypatch)
+    found = warnings(result)
+    assert errors(result) == set()
+    assert found >= {("key.unknown", "varlen_budget"), ("key.removed", "use_legacy_models")}

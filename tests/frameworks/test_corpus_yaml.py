@@ -158,7 +158,6 @@ WRONG = [
     ("axolotl", "optimizer: adamw_8bit", "optimizer: adamw_8bitt", "value.invalid", "optimizer: adamw_8bit"),
     ("llama-factory", "cutoff_len", "cutof_len", "key.unknown", "cutoff_len: 2048"),
     ("llama-factory", "stage: sft", "stage: sfft", "value.invalid", "stage: sft"),
-    ("llama-factory", "bf16: true", "bf16: true\nmy_own_key: 1", "key.unknown", ""),
     ("ms-swift", "--lora_rank 8", "--lora_rnak 8", "key.unknown", "--lora_rank 8"),
     ("ms-swift", "--max_length 2048", "--max_length long", "value.invalid", ""),
 ]

@@ -24,6 +24,7 @@ from meshwright.frameworks.model_free import model_free_findings
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
+from meshwright.frameworks.other_versions import with_open_version
 from meshwright.frameworks.result import CheckResult, UnresolvedValue, host_memory_notes
 from meshwright.frameworks.saving import saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
@@ -180,6 +181,7 @@ def _check(
         *(model_free_findings(imported, recipe, candidates[0]) if known and not cases else ()),
     ]
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
+    findings = with_open_version(framework, content, imported.parsed.settings, findings)
     notes = [*newer, *launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)]
     notes += host_memory_notes(estimate, candidates[0] if known else None) if buildable else ()
     if hidden:

@@ -18,18 +18,19 @@ from meshwright.frameworks.types import Settings
 from meshwright.recipes.key_maps import config_keys
 from meshwright.rules.rule import Finding
 
-SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "megatron-lm": ("megatron/training/arguments.py", ("megatron/training", "megatron/core")),
-    "megatron-bridge": ("src/megatron/bridge/training/config.py", ("src/megatron/bridge", "scripts")),
-    "automodel": ("nemo_automodel/__init__.py", ("nemo_automodel",)),
-    "torchtitan": ("torchtitan/train.py", ("torchtitan",)),
-    "kempnerforge": ("kempnerforge/__init__.py", ("kempnerforge",)),
-    "axolotl": ("src/axolotl/__init__.py", ("src/axolotl",)),
-    "llama-factory": ("src/llamafactory/__init__.py", ("src/llamafactory",)),
-    "ms-swift": ("swift/__init__.py", ("swift",)),
-    "trl": ("trl/__init__.py", ("trl",)),
+SOURCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "megatron-lm": (("megatron/training/arguments.py", "megatron/arguments.py"), ("megatron",)),
+    "megatron-deepspeed": (("megatron/arguments.py",), ("megatron",)),
+    "megatron-bridge": (("src/megatron/bridge/training/config.py",), ("src/megatron/bridge", "scripts")),
+    "automodel": (("nemo_automodel/__init__.py",), ("nemo_automodel",)),
+    "torchtitan": (("torchtitan/train.py",), ("torchtitan",)),
+    "kempnerforge": (("kempnerforge/__init__.py",), ("kempnerforge",)),
+    "axolotl": (("src/axolotl/__init__.py",), ("src/axolotl",)),
+    "llama-factory": (("src/llamafactory/__init__.py",), ("src/llamafactory",)),
+    "ms-swift": (("swift/__init__.py",), ("swift",)),
+    "trl": (("trl/__init__.py",), ("trl",)),
 }
-"""A file that every checkout of a framework has, and the folders that define its keys, by framework."""
+"""Files of which every checkout of a framework has one, and the folders that define its keys, by framework."""
 LEVELS = 8  # folders above a file that may be the root of its checkout
 MOST_FILES, MOST_BYTES = 5_000, 80_000_000  # of a checkout that are read
 REMOVED = ("key.removed", "torchtitan.other-version")
@@ -58,7 +59,7 @@ def without_newer_names(
     """Return the findings that are not about names of the checkout that a file is in, and a note on those names."""
     if not any(one.rule in (*KEYS, *VALUES, TARGET) for one in findings):
         return list(findings), []
-    root = _root(framework.name, content.folder)
+    root = checkout_root(framework.name, content.folder)
     if root is None:
         return list(findings), []
     newer = [one for one in findings if _is_defined(framework, root, settings, one)]
@@ -87,13 +88,13 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     return bool(name) and not is_ours and name in _names(framework.name, root).keys
 
 
-def _root(name: str, folder: Path | None) -> str | None:
+def checkout_root(name: str, folder: Path | None) -> str | None:
     """Return the checkout of a framework that a folder is in; None if it is in none."""
     if folder is None or file_access.closed() or name not in SOURCES:
         return None
     start = folder.resolve()
     places = (start, *list(start.parents)[:LEVELS])
-    return next((str(one) for one in places if (one / SOURCES[name][0]).is_file()), None)
+    return next((str(one) for one in places if any((one / mark).is_file() for mark in SOURCES[name][0])), None)
 
 
 @lru_cache(maxsize=8)

@@ -306,6 +306,9 @@ def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
     folder = content.folder
     folders = [folder, *list(folder.resolve().parents)[:MAX_PARENTS]] if folder is not None else []
     found = next((path for parent in folders if _is_file(path := parent / str(setting.value))), None)
+    if found is None and folder is not None and str(setting.value).startswith("/"):
+        beside = folder / Path(str(setting.value)).name  # a container mounts the script's folder under another name
+        found = beside if _is_file(beside) else None
     if setting.unresolved or found is None:
         reason = setting.unresolved or "file not found"
         name = str(setting.value)

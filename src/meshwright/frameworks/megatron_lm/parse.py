@@ -45,6 +45,7 @@ TYPICAL_FLAGS = frozenset((
     "--num-layers", "--hidden-size", "--num-attention-heads", "--micro-batch-size", "--max-position-embeddings",
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--seq-length",
 ))  # fmt: skip
+FOREIGN = 2  # flags of Megatron-LM per other flag, below which a program is not built on it
 SPLIT = "969,30,1"
 SUPPRESSED_RULES = {
     "fine_grained_activation_offloading": "offload.activations-pipeline",
@@ -72,9 +73,16 @@ def detect(content: Content) -> int:
         flags = len(TYPICAL_FLAGS & words_of(launch.args))
         if PROGRAMS.fullmatch(program_name(launch)) and flags:
             return 5
-        if flags >= 3:
+        if flags >= 3 and _is_megatron_command(words_of(launch.args)):
             return 4
     return 2 if len(TYPICAL_FLAGS & words_of(_argument_list(content) or _from_variables(content))) >= 2 else 0
+
+
+def _is_megatron_command(words: set[str]) -> bool:
+    """Return whether most flags of a program of another name are Megatron-LM's: others share some of its names."""
+    given = [key_of(one) for one in words if one.startswith("--")]
+    known = sum(key in config_keys(KEY_MAP) for key in given)
+    return known >= FOREIGN * (len(given) - known)
 
 
 def program_name(launch: LaunchCommand) -> str:

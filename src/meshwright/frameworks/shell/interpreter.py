@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from meshwright.frameworks.shell.arithmetic import Undecided
@@ -39,6 +40,7 @@ from meshwright.frameworks.shell.words import Word
 from meshwright.frameworks.shell.written_files import ShellFiles, record
 from meshwright.frameworks.types import SourcedValue
 
+ARGUMENT_TEST = re.compile(r'\[\[? *"?\$\{?[1-9](:-)?\}?"? *==? *["\']?[\w.-]+["\']? *\]')
 RunCommand = Callable[["Interpreter", Simple, list[Field]], ExitStatus]
 """Runs one expanded simple command; builtins.py implements it."""
 
@@ -242,6 +244,8 @@ class Interpreter:
                 tuple(statements_of(body)), condition[0].text if condition else "if", statement.location
             ):
                 outcome = ExitStatus.FAILURE
+            if outcome is ExitStatus.UNKNOWN and self._asks_argument(statement, index):
+                outcome = ExitStatus.FAILURE
             if outcome is ExitStatus.SUCCESS or (
                 outcome is ExitStatus.UNKNOWN
                 and len(statement.branches) == 1
@@ -257,6 +261,15 @@ class Interpreter:
                 self._skip(first.text if first else "if", location, rest)
                 return ExitStatus.RAN
         return ExitStatus.SUCCESS
+
+    def _asks_argument(self, statement: If, index: int) -> bool:
+        """Return whether a branch is for a word that the caller may pass, and another one is for none."""
+        condition = statement.branches[index][0]
+        text = condition[0].text if condition and len(condition) == 1 else ""
+        if self.state.arguments is not None or statement.branches[-1][0] is not None or not ARGUMENT_TEST.match(text):
+            return False
+        self.state.note(text, *statement.location, "taken as not true: the script is read as it runs without arguments")
+        return True
 
     def _run_case(self, case: Case) -> ExitStatus:
         subject = self.expander.text(case.word)

@@ -1,0 +1,100 @@
+"""Files for another version of a framework than that of our tables: only what is wrong in every version is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import meshwright
+
+FACTORY = """model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+dataset: identity
+template: llama3
+cutoff_len: 2048
+output_dir: saves/llama3
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+bf16: true
+"""
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 64, local_batch_size: 8, max_steps: 100}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B
+  backend: {attn: te}
+distributed: {strategy: fsdp2, dp_size: 8}
+optimizer: {_target_: torch.optim.AdamW, lr: 1.0e-5}
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.hellaswag.HellaSwag
+  path_or_dataset: rowan/hellaswag
+"""
+
+
+def _found(folder: Path, name: str, text: str) -> dict[str, str]:
+    (folder / name).write_text(text)
+    result = meshwright.check(str(folder / name), gpus="8xH100")
+    return {one.field: one.severity for one in result.findings}
+
+
+def test_keys_of_an_older_llama_factory_are_no_errors(tmp_path: Path) -> None:
+    found = _found(tmp_path, "sft.yaml", f"{FACTORY}kt_optimize_rule: rule.yaml\ncpu_infer: 32\n")
+    assert found["kt_optimize_rule"] == found["cpu_infer"] == "warning"
+    assert "error" not in found.values()
+
+
+def test_a_typing_error_is_one_in_every_version(tmp_path: Path) -> None:
+    assert _found(tmp_path, "sft.yaml", FACTORY.replace("lora_rank", "lora_rnak"))["lora_rnak"] == "error"
+    found = _found(tmp_path, "ft.yaml", AUTOMODEL.replace("HellaSwag\n", "HelaSwag\n"))
+    assert found["dataset._target_"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [
+        (
+            "{attn: te}",
+            "{attn: te, partial_cuda_graph_moe_router: true}",
+            "model.backend.partial_cuda_graph_moe_router",
+        ),
+        ("llm.hellaswag.HellaSwag", "llm.packed_parquet_dataset.PackedParquet", "dataset._target_"),
+        ("{attn: te}", "{attn: te_ops}", "model.backend.attn"),
+    ],
+)
+def test_names_of_a_newer_automodel_are_no_errors(tmp_path: Path, before: str, after: str, field: str) -> None:
+    found = _found(tmp_path, "ft.yaml", AUTOMODEL.replace(before, after))
+    assert found[field] == "warning"
+    assert "error" not in found.values()
+
+
+def test_the_warning_names_the_version_of_our_table(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text(f"{FACTORY}kt_optimize_rule: rule.yaml\n")
+    (finding,) = (
+        one for one in meshwright.check(str(tmp_path / "sft.yaml")).findings if one.field == "kt_optimize_rule"
+    )
+    assert "LLaMA-Factory at commit" in finding.message
+    assert finding.message.endswith("another version may accept it")
+
+
+TITAN = """from torchtitan.config import TrainingConfig
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+
+def llama3_8b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192, steps=1000MORE),
+    )
+"""
+
+
+def test_keys_that_torchtitan_renamed_lately(tmp_path: Path) -> None:
+    old = _found(tmp_path, "config_registry.py", TITAN.replace("MORE", ""))
+    assert old["training.seq_len"] == "warning"
