@@ -96,7 +96,8 @@ Our tables of keys are those of one commit of each framework, and a config does 
 
 - A name that is like a known one is a typing error in every version: an error.
 - Any other unknown key, class or flag, and a key that a version of the last year removed, may belong to another
-  version: a warning that names ours. If the file sets the old and the new name of a key, no version reads both: an error.
+  version: a warning that names ours. If the file sets both the old and the new name of a key, no version reads it: an
+  error.
 - In a checkout of the framework the version is known: what its source defines is accepted, and what it does not is an
   error.
 

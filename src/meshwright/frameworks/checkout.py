@@ -84,7 +84,7 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     key = _WORD.findall(finding.field.rpartition(".")[2].replace("-", "_"))
     name = key[0] if key else ""
     is_nested = "." in finding.field and finding.rule not in REMOVED  # if we know it, it is a key of another section
-    is_ours = is_nested and name in _our_names(framework.name, framework.key_map)
+    is_ours = is_nested and name in our_names(framework.name, framework.key_map)
     return bool(name) and not is_ours and name in _names(framework.name, root).keys
 
 
@@ -133,7 +133,7 @@ def _resolves(root: str, dotted: str) -> bool:
 
 
 @cache
-def _our_names(name: str, key_map: str) -> frozenset[str]:
+def our_names(name: str, key_map: str) -> frozenset[str]:
     """Return the names of all keys in our tables of a framework."""
     here = Path(__file__).parent
     plain = name.replace("-", "_")

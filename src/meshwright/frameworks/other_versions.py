@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from meshwright.frameworks.checkout import checkout_root
+from meshwright.frameworks.checkout import checkout_root, our_names
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.types import Settings
 from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.megatron_lm_choices import all_program_flags
 from meshwright.rules.rule import Finding
 
 UNKNOWN = ("key.unknown", "automodel.target-keyword", "automodel.target-unknown", "automodel.recipe-unknown")
@@ -48,10 +49,19 @@ def with_open_version(
 def _depends(framework: Framework, settings: Settings, finding: Finding) -> bool:
     """Return whether a finding is right only for some versions of the framework."""
     if finding.rule in (*UNKNOWN, *UNKNOWN_BRIDGE):
-        return bool(_ABSENT.search(finding.message)) and not _MEANT.search(finding.message)
+        is_absent = bool(_ABSENT.search(finding.message)) and not _MEANT.search(finding.message)
+        return is_absent and not _is_of_another_place(framework, finding)
     if finding.rule == "value.invalid":
         return _is_variant(settings, finding)
     return finding.rule in REMOVED and _recently_removed(framework, settings, finding)
+
+
+def _is_of_another_place(framework: Framework, finding: Finding) -> bool:
+    """Return whether our tables have a key, in another section or for another program: a mistake in every version."""
+    section, _, name = finding.field.rpartition(".")
+    if finding.rule == "key.unknown" and framework.name == "megatron-lm":
+        return finding.field in all_program_flags()
+    return bool(section) and name != "_target_" and name in our_names(framework.name, framework.key_map)
 
 
 def _is_variant(settings: Settings, finding: Finding) -> bool:
