@@ -101,7 +101,8 @@ def _known_reporter(given: Given) -> Changes:
 
 def _unknown_fsdp(given: Given) -> str:
     words = given.text("fsdp").replace(",", " ").split() if given.is_on("fsdp") else []
-    return next((one for one in words if one not in FSDP_OPTIONS and one not in ON), "")
+    named = (one for one in words if not one.endswith(".json"))  # ms-swift takes the file of a config here
+    return next((one for one in named if one not in FSDP_OPTIONS and one not in ON), "")
 
 
 def computes_in_fp32(given: Given) -> bool:
