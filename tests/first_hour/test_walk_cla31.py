@@ -181,3 +181,27 @@ def test_the_model_that_the_weights_name_is_compared_too(folder: Path) -> None:
     (folder / "a.sh").write_text(SCRIPT.format(WEIGHTS))
     found = call("check", "a.sh", "--gpus", "cluster.toml", "--json").json["findings"]
     assert [one["fix"] for one in found if one["rule"] == "model.differs-from-name"] == [[SCALED]]
+
+
+INSTRUCT = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+@pytest.mark.parametrize("model", [INSTRUCT, "llama-3.3-70b"])
+@pytest.mark.parametrize(
+    ("to", "line"), [("torchtitan", 'initial_load_path = "{}"'), ("automodel", "pretrained_model_name_or_path: {}")]
+)
+def test_the_weights_are_those_of_the_named_model(folder: Path, to: str, line: str, model: str) -> None:
+    (folder / "a.sh").write_text(SCRIPT.format(f"{WEIGHTS} {SCALED}"))
+    found = call("export", "a.sh", "--to", to, "--gpus", "cluster.toml", "--model", model)
+    text = found.out.replace('\\"', '"')
+    assert line.format(INSTRUCT) in text
+    assert "Meta-Llama-3" not in text
+
+
+def test_sizes_do_not_show_whose_weights_a_checkpoint_has(folder: Path) -> None:
+    (folder / "a.sh").write_text(SCRIPT.format(f"{WEIGHTS} {SCALED}"))
+    found = call("export", "a.sh", "--to", "torchtitan", "--gpus", "cluster.toml", "--out", "out")
+    text = (folder / "out" / "config.toml").read_text()
+    assert 'initial_load_path = "/path/to/llama33-mcore-hf"' in text
+    assert "Meta-Llama-3" not in text
+    assert "put its folder in place of /path/to/llama33-mcore-hf" in found.out

@@ -428,7 +428,7 @@ def _with_loadable_weights(
     """Return a file's recipe with weights that another framework can load, and the note on it; the user's are kept."""
     if read is None or "checkpoint.pretrained" in override.requested(recipe, override.split_auto(overrides)[0]):
         return recipe, ()
-    changed, note = frameworks.loadable_weights(recipe, read.framework, theirs)
+    changed, note = frameworks.loadable_weights(recipe, read.framework, theirs, read.given_model is not None)
     return changed, (note,) if note else ()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, models
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.model_match import find_model, model_path
@@ -20,6 +20,8 @@ from meshwright.recipes.types import Recipe
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 OWN_FORMAT = "megatron"
 """The engine whose checkpoints other engines cannot load; those load folders in Hugging Face format."""
+DESCRIBES_SIZES = "megatron-lm"
+"""The framework whose files describe a model by its sizes: several published models may have them."""
 TO_HUGGING_FACE = "Megatron-Bridge's examples/conversion/convert_checkpoints.py export"
 REFERENCE = re.compile(r"\$\{(\w+)\}")
 
@@ -46,25 +48,36 @@ def is_hub_id(weights: str) -> bool:
     return bool(HUB_ID.fullmatch(weights)) and not is_local
 
 
-def loadable_weights(recipe: Recipe, source: Framework, target: Framework) -> tuple[Recipe, str]:
+def loadable_weights(recipe: Recipe, source: Framework, target: Framework, given: bool) -> tuple[Recipe, str]:
     """Return the recipe with weights that the target can load, and a note if those of the source's file are others.
 
-    A checkpoint in Megatron format is replaced by the published weights of the model; raise InputError if it has none.
+    A checkpoint in Megatron format is replaced by the published weights of the model, if the user (`given`) or the file
+    names it; raise InputError if it has none. Sizes do not show whose weights a checkpoint has: then a folder to fill
+    in is written.
     """
     weights = recipe.checkpoint.pretrained
     if source.engine != OWN_FORMAT or target.engine == OWN_FORMAT or not weights or is_hugging_face(weights):
         return recipe, ""
     reason = f"is a Megatron checkpoint ({source.title} loads no other), and {target.title} loads a Hugging Face folder"
-    published = find_model(recipe.model)
+    published = models.find(recipe.model) if find_model(recipe.model) is not None else None
     if published is None or not published.hf_id or sizes(recipe):
         folder = f"checkpoint.pretrained=FOLDER, converted with {TO_HUGGING_FACE}"
         raise InputError(reason, "checkpoint.pretrained", weights, [folder, "checkpoint.pretrained="])
-    note = (
-        f"checkpoint.pretrained={weights} {reason}: {published.hf_id}, the published weights, are written instead; if "
-        f"yours differ, convert them with {TO_HUGGING_FACE} and name the folder with checkpoint.pretrained=FOLDER"
-    )
-    checkpoint = msgspec.structs.replace(recipe.checkpoint, pretrained=published.hf_id)
-    return msgspec.structs.replace(recipe, checkpoint=checkpoint), note
+    if given or source.name != DESCRIBES_SIZES:
+        name = published.hf_id
+        note = (
+            f"{name}, the published weights, are written instead; if yours differ, convert them with "
+            f"{TO_HUGGING_FACE} and name the folder with checkpoint.pretrained=FOLDER"
+        )
+    else:
+        name = f"/path/to/{PurePosixPath(weights).name or 'weights'}-hf"
+        note = (
+            f"convert it with {TO_HUGGING_FACE} and put its folder in place of {name}, or name a model whose published "
+            "weights it has with --model ORG/NAME"
+        )
+    checkpoint = msgspec.structs.replace(recipe.checkpoint, pretrained=name)
+    changed = msgspec.structs.replace(recipe, checkpoint=checkpoint)
+    return changed, f"checkpoint.pretrained={weights} {reason}: {note}"
 
 
 def tokenizer_of(recipe: Recipe, model: ModelSpec) -> str:

@@ -361,7 +361,8 @@ def _value_if_unset(key: str, base: dict[str, Any]) -> Any:
 
 def _to_adapt(settings: dict[str, Any], recipe: Recipe, model: ModelSpec) -> Iterator[str]:
     """Yield comments on what the user has to provide: the checkout, the tokenizer and the data."""
-    assets, source = settings["model.hf_assets_path"], model.hf_id or "REPO"
+    assets, tokenizer = settings["model.hf_assets_path"], recipe.data.tokenizer
+    source = (tokenizer if is_hub_id(tokenizer) else "") or model.hf_id or "REPO"
     yield "# Run it in a checkout of that version, or where torchtitan is installed; it writes below ./outputs."
     yield f"# Tokenizer: {assets}, e.g. from python scripts/download_hf_assets.py --repo_id {source} --assets tokenizer"
     name = recipe.data.dataset if recipe.data.dataset in DATASETS else "the preset's (c4)"
