@@ -205,3 +205,15 @@ def test_sizes_do_not_show_whose_weights_a_checkpoint_has(folder: Path) -> None:
     assert 'initial_load_path = "/path/to/llama33-mcore-hf"' in text
     assert "Meta-Llama-3" not in text
     assert "put its folder in place of /path/to/llama33-mcore-hf" in found.out
+
+
+def test_racks_in_a_cluster_file_are_racks(folder: Path) -> None:
+    (folder / "gb.toml").write_text('gpu = "GB200"\nnodes = 8\ngpus_per_node = 72\nnetwork_gb_s = "400 Gb/s"\n')
+    words = ("launch", "llama3-8b", "--goal", "pretrain", "--scheduler", "slurm", "-t", "1-0", "--gpus")
+    texts = [call(*words, gpus).out for gpus in ("gb.toml", "8x72xGB200")]
+    for text in texts:
+        assert "--nodes=144" in text
+        assert "--gpus-per-node=4" in text
+        assert "8 racks of 72 GPUs, 144x4xGB200: a node of the rack has 4" in text
+    (folder / "gb.toml").write_text('gpu = "GB200"\nnodes = 16\ngpus_per_node = 4\n')
+    assert "racks of" not in call(*words, "gb.toml").out

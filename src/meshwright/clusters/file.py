@@ -28,7 +28,7 @@ from meshwright.clusters.tables import (
     reject_unknown_keys,
     unit_assumed,
 )
-from meshwright.clusters.types import Cluster, Gpu
+from meshwright.clusters.types import Cluster, Gpu, nodes_of_racks
 from meshwright.errors import InputError
 
 NETWORK = "network_gb_s"
@@ -91,7 +91,10 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     own_network = network is not None or isinstance(table["gpu"], dict)
     known = msgspec.structs.replace(base, **overrides)
     unit = unit_assumed(table)
-    return Cluster(known, nodes, gpus_per_node, price, currency, own_links, own_network, name, network_unit=unit)
+    counts, racks = (nodes, gpus_per_node), 0
+    if (inside := nodes_of_racks(known, nodes, gpus_per_node)) is not None:
+        counts, racks = inside, nodes
+    return Cluster(known, *counts, price, currency, own_links, own_network, name, racks=racks, network_unit=unit)
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:

@@ -16,7 +16,7 @@ from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
 from meshwright.clusters.instances import instance, instance_names
 from meshwright.clusters.tables import MAX_GPUS
-from meshwright.clusters.types import Assumption, Cluster, Gpu
+from meshwright.clusters.types import Assumption, Cluster, Gpu, nodes_of_racks
 from meshwright.errors import InputError
 from meshwright.similar import NUMBER_WORDS, misspelled
 
@@ -100,7 +100,7 @@ def _read(text: str | os.PathLike[str]) -> tuple[Cluster, tuple[Assumption, ...]
         return this_machine(), ()
     if looks_like_path(text):
         described = read_cluster_file(text)
-        return described, tuple(network_assumed(described))
+        return described, (*_racks_in_file(text, described), *network_assumed(described))
     if len(several := [one.strip() for one in re.split(r"[,+]| and ", text)]) > 1 and all(map(_is_cluster, several)):
         reason = f"names {len(several)} clusters: GPUs of several kinds do not train together here, and one is planned"
         sizes = "compare their sizes with meshwright size MODEL --goal GOAL --gpu " + ",".join(
@@ -188,9 +188,18 @@ def _racks(text: str, known: Gpu, count: int, more: str) -> tuple[Cluster, tuple
     """Return the nodes of racks, on which a job runs, and what was assumed; one rack needs no network."""
     made = Cluster(known, count * known.nvlink_domain // known.gpus_per_node, known.gpus_per_node)
     _check_size(text, made)
-    racks = f"{'one rack' if count == 1 else f'{count} racks'} of {known.nvlink_domain} GPUs"
     links = network_assumed(made) if count > 1 else ()
-    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", f"{text} is {racks}, {made}{more}"), *links)
+    return made, (_racks_assumed(text, made, count, more), *links)
+
+
+def _racks_in_file(text: str, found: Cluster) -> Iterator[Assumption]:
+    if found.racks:
+        yield _racks_assumed(text, found, found.racks, f": a node of the rack has {found.gpus_per_node}")
+
+
+def _racks_assumed(text: str, made: Cluster, count: int, more: str) -> Assumption:
+    racks = f"{'one rack' if count == 1 else f'{count} racks'} of {made.gpu.nvlink_domain} GPUs"
+    return Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", f"{text} is {racks}, {made}{more}")
 
 
 def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
@@ -203,7 +212,7 @@ def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
         raise _bad(text, f"{parts.count} GPUs cannot be in {parts.nodes} equal nodes", EXAMPLES)
     if parts.nodes:
         each = parts.each or (parts.count // parts.nodes if parts.count else known.gpus_per_node)
-        if each == known.nvlink_domain > known.gpus_per_node:
+        if nodes_of_racks(known, parts.nodes, each) is not None:
             return _racks(text, known, parts.nodes, f": a node of the rack has {known.gpus_per_node}")
         made = Cluster(known, parts.nodes, each)
     else:

@@ -58,6 +58,7 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     name: str = ""  # of the whole cluster, if its file has one
     file: str = ""  # path of the file that describes it
     own_host: bool = False  # whether the cluster file gives host_gib
+    racks: int = 0  # if its file counts racks as nodes
     network_unit: str = ""  # how the network was read and how to write another unit, if its file gives no unit
 
     @property
@@ -88,7 +89,10 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     @property
     def nodes_setting(self) -> str:
         """How to get this number of nodes: in its file if it has one, else as an argument."""
-        return f"nodes = {self.nodes} in {self.file}" if self.file else f"--gpus {self}"
+        if not self.file:
+            return f"--gpus {self}"
+        each = f" and gpus_per_node = {self.gpus_per_node}" if self.racks else ""
+        return f"nodes = {self.nodes}{each} in {self.file}"
 
     def summary(self) -> list[Row]:
         """Return the cluster as it is typed, its links and its price."""
@@ -103,3 +107,10 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
         if self.nodes == 1 and self.gpus_per_node <= self.gpu.gpus_per_node:
             return f"{self.gpus_per_node}x{self.gpu.name}"
         return f"{self.nodes}x{self.gpus_per_node}x{self.gpu.name}"
+
+
+def nodes_of_racks(known: Gpu, racks: int, each: int) -> tuple[int, int] | None:
+    """Return the nodes of racks whose GPUs NVLink connects, as a job runs on them; None if these are no racks."""
+    if not each == known.nvlink_domain > known.gpus_per_node or each % known.gpus_per_node:
+        return None
+    return racks * each // known.gpus_per_node, known.gpus_per_node
