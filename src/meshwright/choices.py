@@ -24,7 +24,7 @@ REPORT_FORMATS = ("text", "json", "sarif", "github")
 FAIL_ON = ("error", "warning", "never")
 
 
-LORA_KINDS = ("peft.method=rslora", "peft.method=dora", "peft.method=qlora")
+LORA_KINDS = ("peft.method=rslora", "peft.method=dora", "peft.method=qlora", "peft.method=lora8bit")
 
 
 class Synonym(NamedTuple):

@@ -228,3 +228,103 @@ def test_a_program_of_trl_under_accelerate_has_the_keys_of_older_releases_too(me
     found = answer(meshwright, "t.sh", text, "--gpus", "1xRTX4090")
     (removed,) = (one for one in found["findings"] if one["rule"] == "key.removed")
     assert (removed["severity"], removed["fix"]) == ("error", ["--max_length 2048"])
+
+
+FACTORY = """model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: alpaca_en_demo
+template: llama3
+cutoff_len: 2048
+output_dir: saves/x
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+bf16: true
+"""
+TRL = """accelerate launch --num_processes 1 trl/scripts/sft.py --model_name_or_path meta-llama/Meta-Llama-3-8B \\
+    --dataset_name trl-lib/Capybara --learning_rate 2.0e-4 --use_peft --lora_r 8 {bits} --num_train_epochs 1 \\
+    --per_device_train_batch_size 1 --gradient_checkpointing --bf16 --max_length 2048 --output_dir out
+"""
+SWIFT_LORA = SWIFT.format(model="LLM-Research/Meta-Llama-3-8B").replace("NPROC_PER_NODE=8 ", "").replace("full", "lora")
+PROGRAM = """from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+
+bits = BitsAndBytesConfig({bits})
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Meta-Llama-3-8B", quantization_config=bits, dtype="bfloat16")
+args = SFTConfig(output_dir="out", per_device_train_batch_size=1, max_length=2048, bf16=True, num_train_epochs=1)
+adapters = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+trainer = SFTTrainer(model=model, args=args, train_dataset=load_dataset("trl-lib/Capybara"), peft_config=adapters)
+trainer.train()
+"""
+EIGHT, FOUR, SIXTEEN = (8.2, 9.0), (5.0, 5.8), (14.9, 15.6)
+"""GiB of the frozen weights of an 8B model: 7.0 B in layers, 1.05 B in 16 bits, and small adapters."""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "between"),
+    [
+        ("f.yaml", FACTORY, SIXTEEN),
+        ("f.yaml", FACTORY + "quantization_bit: 8\n", EIGHT),
+        ("f.yaml", FACTORY + "quantization_bit: 4\n", FOUR),
+        ("f.yaml", FACTORY.replace("-Instruct", "-Instruct-GPTQ"), FOUR),
+        ("f.yaml", FACTORY.replace("-Instruct", "-Instruct-AWQ"), FOUR),
+        ("f.yaml", FACTORY.replace("-Instruct", "-Instruct-GPTQ-Int8"), EIGHT),
+        ("t.sh", TRL.format(bits=""), SIXTEEN),
+        ("t.sh", TRL.format(bits="--load_in_8bit"), EIGHT),
+        ("t.sh", TRL.format(bits="--load_in_4bit"), FOUR),
+        ("a.yml", AXOLOTL + "load_in_8bit: true\n", EIGHT),
+        ("a.yml", AXOLOTL + "load_in_4bit: true\n", FOUR),
+        ("s.sh", SWIFT_LORA + "\n", SIXTEEN),
+        ("s.sh", SWIFT_LORA.replace("--bf16", "--quant_method bnb --quant_bits 8 --bf16"), EIGHT),
+        ("p.py", PROGRAM.replace("{bits}", "load_in_8bit=True"), EIGHT),
+        ("p.py", PROGRAM.replace("{bits}", "load_in_4bit=True"), FOUR),
+    ],
+)
+def test_frozen_weights_are_counted_in_the_bits_that_a_file_loads(
+    meshwright: Any, name: str, text: str, between: tuple[float, float]
+) -> None:
+    found = answer(meshwright, name, text, "--gpus", "1xRTX4090", "--model", "llama3-8b")
+    assert between[0] < found["estimate"]["memory_gib"]["weights"] < between[1]
+    said = [note for note in found["notes"] if "LLM.int8" in note]
+    assert bool(said) == (between == EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fix"),
+    [
+        ("f.yaml", FACTORY + "quantization_bit: 8\n", ["quantization_bit: 4"]),
+        ("t.sh", TRL.format(bits="--load_in_8bit"), ["--load_in_8bit False", "--load_in_4bit True"]),
+        ("s.sh", SWIFT_LORA.replace("--bf16", "--quant_method bnb --quant_bits 8 --bf16"), ["--quant_bits 4"]),
+    ],
+)
+def test_fewer_bits_are_offered_in_the_keys_of_the_file(meshwright: Any, name: str, text: str, fix: list[str]) -> None:
+    found = answer(meshwright, name, text, "--gpus", "1xRTX3060", "--model", "llama3-8b")
+    assert fix in [one["fix"] for one in found["findings"] if one["rule"] == "memory.peak"]
+
+
+def test_our_engine_refuses_8_bit_weights_and_offers_qlora(meshwright: Any) -> None:
+    text = meshwright("recommend", "llama3-8b", "--goal", "lora", "--gpus", "1xRTX4090", "peft.method=lora8bit").out
+    assert "it supports lora, dora, rslora, qlora (peft.method-supported)" in " ".join(text.split())
+    assert "Repair   peft.method=qlora" in text
+
+
+def test_an_export_loads_8_bit_weights(meshwright: Any, here: Path) -> None:
+    options = (
+        "peft.method=lora8bit",
+        "layout.recompute=full",
+        "data.seq_length=1024",
+        "--gpus",
+        "1xH100",
+        "--out",
+        "x",
+    )
+    assert not meshwright("export", "llama3_8b_peft_config", "--to", "accelerate", *options).code
+    written = "".join(one.read_text() for one in (here / "x").iterdir() if one.suffix == ".py")
+    assert "BitsAndBytesConfig(load_in_8bit=True)" in written

@@ -78,6 +78,7 @@ VALUES = {
     "vocab_parallel": "the loss on logits that stay sharded over the vocabulary",
     "flex": "FlexAttention: compiled attention with windows and document masks",
     "sdpa": "PyTorch's scaled_dot_product_attention, which chooses a kernel",
+    "lora8bit": "LoRA on frozen weights in 8 bits (LLM.int8)",
     "rslora": "LoRA whose scale is alpha / sqrt(rank)",
     "full_iteration": "one CUDA graph holds the whole training step",
 }

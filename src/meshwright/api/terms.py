@@ -80,6 +80,8 @@ TERMS = {
     "template; meshwright samples RECIPE --dataset FILE shows them",
     "lora": "low-rank adapters: the weights are frozen, and small matrices beside the linear layers are trained",
     "qlora": "LoRA on frozen weights that are stored in 4 bits (NF4)",
+    "lora8bit": "LoRA on frozen weights that are stored in 8 bits (LLM.int8 of bitsandbytes): Accelerate, DeepSpeed "
+    "and AutoModel run it, our engine has qlora",
     "dora": "LoRA that also trains the length of each weight column",
     "moe": "mixture of experts: a router sends every token to a few of many feed-forward blocks",
     "vp": "virtual pipeline: each stage holds several chunks of layers, which shrinks the bubble",

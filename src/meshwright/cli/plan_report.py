@@ -244,6 +244,7 @@ def _train_line(answer: Answer, found: Any) -> str:
     q, c = answer["question"], answer["contract"]
     adapter = f": {c['peft']['method']}, rank {c['peft']['rank']}" if c["peft"] else ""
     adapter += ", frozen weights in 4 bits (NF4)" if adapter.startswith(": qlora") else ""
+    adapter += ", frozen weights in 8 bits (LLM.int8)" if adapter.startswith(": lora8bit") else ""
     return (
         f"{model} ({size}) · {q['goal']}{adapter} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} "
         f"per step · {c['precision']} · {c['optimizer']} lr {c['lr']:g} · on {q['gpus']}"

@@ -30,6 +30,10 @@ OWN_CHUNK = 128  # of our own scan, which saves states only per block of chunks
 DELTA_CHUNK = 64
 # NF4: half a byte and one fp32 scale per 64 weights, itself quantized.
 NF4_BYTES = 0.516
+# LLM.int8: one byte, and one fp32 scale per row.
+INT8_BYTES = 1.001
+FROZEN_BYTES = {"qlora": NF4_BYTES, "lora8bit": INT8_BYTES}
+"""Bytes per frozen weight of the layers' matrices, by adapter method; others keep them in the compute format."""
 
 # Half-width of the 80 per cent error band of the total, in per cent: the 80th percentile of the residuals over
 # published peaks of the two better tiers, rounded up.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from meshwright.costs.memory_constants import NF4_BYTES
+from meshwright.costs.memory_constants import FROZEN_BYTES
 from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.stages import Stages, stages, trains_mtp
 from meshwright.costs.vectorize import BYTES, Column, plain
@@ -148,10 +148,10 @@ class RankParams(msgspec.Struct, frozen=True):
 
 
 def as_stored(case: Case, params: RankParams) -> RankParams:
-    """Return parameters counted in the compute dtype's bytes as they are gathered: frozen 4-bit ones take fewer."""
-    if case.goal != "peft" or case.method != "qlora":
+    """Return parameters counted in the compute dtype's bytes as gathered: frozen ones in 4 or 8 bits take fewer."""
+    if case.goal != "peft" or case.method not in FROZEN_BYTES:
         return params
-    packed = NF4_BYTES / BYTES[case.compute]
+    packed = FROZEN_BYTES[case.method] / BYTES[case.compute]
     return msgspec.structs.replace(
         params,
         dense=packed * params.dense,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from meshwright.costs.memory_constants import NF4_BYTES
+from meshwright.costs.memory_constants import FROZEN_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.parameters import RankParams
 from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, everywhere, larger, pick, smaller, where
@@ -181,7 +181,7 @@ def trained_state(case: Case, params: RankParams) -> State:
 def least_state_gib(case: Case) -> float:
     """Return GiB per GPU of weights, gradients and optimizer state if all GPUs shared them equally."""
     if case.goal == "peft":
-        each = NF4_BYTES if case.method == "qlora" else BYTES[case.compute]
+        each = FROZEN_BYTES.get(case.method, BYTES[case.compute])
     else:
         each = 2 * master_bytes(case) + moment_bytes(case)
     return float(each * case.params_total / case.cluster.world / GIB)
@@ -207,9 +207,9 @@ def frozen_weights(case: Case, params: RankParams) -> Column:
 
 
 def frozen_bytes(case: Case, params: RankParams) -> Column:
-    """Return the bytes of frozen weights: compute dtype, or NF4 for the layers' matrices; only FSDP shards them."""
+    """Return the bytes of frozen weights: compute dtype, fewer bits for the layers' matrices; only FSDP shards them."""
     low = BYTES[case.compute]
-    matrix = NF4_BYTES if case.method == "qlora" else low
+    matrix = FROZEN_BYTES.get(case.method, low)
     shares = any_of(case.strategy, "fsdp2", "megatron_fsdp") & np.logical_not(case.cached(keeps_weights))
     dense = (params.dense * matrix + params.ends * low) / where(shares, dense_ranks(case), 1)
     routed = params.routed * matrix / where(shares, expert_shards(case), 1)

@@ -9,7 +9,7 @@ from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
 from meshwright.costs.compute import SCANS, LayerTime, head_s, layer_time, repeated_s, stops_early, vision_s
 from meshwright.costs.flops import training_factor, vision_flops
 from meshwright.costs.memory import recomputed_share
-from meshwright.costs.memory_constants import NF4_BYTES
+from meshwright.costs.memory_constants import FROZEN_BYTES
 from meshwright.costs.offload import activation_copies_s, host_update_s, state_copies_s
 from meshwright.costs.parameters import RankParams, expert_parallel_ranks, layer_params, rank_adapters, stage_params
 from meshwright.costs.speeds import Speeds, speeds
@@ -139,12 +139,15 @@ def _micro(case: Case, speed: Speeds, pipeline: Stages) -> MicroBatchTime:
 
 
 def _unpack_s(case: Case, speed: Speeds, layer: Layer) -> Column:
-    """Return the seconds to unpack a layer's 4-bit weights for one pass: codes are read, a matrix is written."""
-    if case.goal != "peft" or case.method != "qlora":
+    """Return the seconds to unpack a layer's 4-bit or 8-bit weights for one pass: codes are read, a matrix is written.
+
+    LLM.int8 quantizes inputs in the forward pass instead; no run of it was measured, and its error band is wide.
+    """
+    if case.goal != "peft" or case.method not in FROZEN_BYTES:
         return 0.0
     found = layer_params(layer, case.model.hidden)
     weights = found.sharded / case.tp + found.routed / expert_parallel_ranks(case)
-    return weights * (NF4_BYTES + BYTES[case.compute]) / speed.hbm
+    return weights * (FROZEN_BYTES[case.method] + BYTES[case.compute]) / speed.hbm
 
 
 def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
@@ -162,7 +165,7 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
         dense, routed = dense * engine.launch_8bit, routed * (engine.launch_8bit if fp8_experts(case) else 1.0)
     if case.cuda_graphs != "none":
         return dense * left["dense"] + routed * left["moe"]
-    unpacked = speed.shared.launch_nf4 if case.goal == "peft" and case.method == "qlora" else 1.0
+    unpacked = speed.shared.launch_nf4 if case.goal == "peft" and case.method in FROZEN_BYTES else 1.0
     return unpacked * (dense + routed) * (engine.launch_compiled if case.compile else 1.0)
 
 

@@ -70,7 +70,7 @@ def step_band(case: Case) -> float:
     width: float = known.step_pct[error_class(case)]
     width *= known.widen_engine if _profile(case) not in known.engines else 1.0
     width *= _widen_gpu(case, known)
-    width *= known.widen_precision if case.matmul not in known.precisions else 1.0
+    width *= known.widen_precision if case.matmul not in known.precisions or _is_int8(case) else 1.0
     width *= known.widen_routing if _routes_freely(case) else 1.0
     width *= known.widen_modality if case.is_diffusion or case.images else 1.0
     beyond = _doublings(case.cluster.world, known.largest_world) + _doublings(case.seq_length, known.longest_seq)
@@ -82,6 +82,11 @@ def _routes_freely(case: Case) -> bool:
     """Return whether the router decides the load of experts; functional runs have a band of their own."""
     known = case.force_balance or untrained_router(case) or error_class(case) == "functional"
     return bool(case.is_moe) and not known
+
+
+def _is_int8(case: Case) -> bool:
+    """Return whether frozen weights are in LLM.int8, of which no run was measured."""
+    return case.goal == "peft" and case.method == "lora8bit"
 
 
 def _own_band(case: Case, known: ErrorBands) -> float:

@@ -10,7 +10,7 @@ import msgspec
 from meshwright import config_io
 from meshwright.errors import InputError
 from meshwright.frameworks.to_recipe import ImportedRecipe
-from meshwright.frameworks.trainer_args import ADAPTER, ARGUMENT_FIELDS, CHATS, TRAINER
+from meshwright.frameworks.trainer_args import ADAPTER, ARGUMENT_FIELDS, BITS, CHATS, QUANTIZED, TRAINER
 from meshwright.frameworks.trainer_fields import ROWS, is_trainer
 from meshwright.frameworks.types import ProgramArguments
 from meshwright.recipes.key_maps import composite_keys
@@ -67,9 +67,23 @@ def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
         before, after = field_value(recipe, field), field_value(changed, field)
         if before == after:
             continue
+        if field == "peft.method" and {before, after} <= {"lora", *QUANTIZED}:
+            yield from _bits(program, before, after)
+            continue
         name = program.sources.get(field, "")
         for argument, value in _arguments(tables.get(field), changed, name, after).items():
             yield from program.formatted(argument, value)
+
+
+def _bits(program: ProgramArguments, before: str, after: str) -> Iterator[str]:
+    """Yield the arguments that load frozen weights in other bits: a number of bits, or one switch for each."""
+    number = next((key for key in BITS if key in program.written_keys), "")
+    if number:
+        yield from program.formatted(number, QUANTIZED.get(after))
+        return
+    for method, is_on in ((before, False), (after, True)):
+        if method in QUANTIZED:
+            yield from program.formatted(f"load_in_{QUANTIZED[method]}bit", is_on)
 
 
 def _arguments(table: Any, changed: Recipe, name: str, value: Any) -> Mapping[str, Any]:

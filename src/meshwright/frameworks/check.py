@@ -440,6 +440,11 @@ def _notes(imported: ImportedRecipe, known: bool, open_fields: Sequence[str]) ->
 
     run_time = [field for field in open_fields if field not in imported.unknown_fields]
     named = imported.named_model
+    if imported.model is not None and imported.recipe.goal == "peft" and imported.recipe.peft.method == "lora8bit":
+        yield (
+            "frozen weights of linear layers in 8 bits (LLM.int8): 1 byte each, embeddings and head in 16 bits; no "
+            "step of it was measured, and it is mostly slower than in 16 bits"
+        )
     if imported.model is None and named and find_model(named) is not None:
         if not any(NOT_ESTIMATED in note for note in imported.parsed.notes):
             yield f"{named}: architecture and memory were not checked"

@@ -14,7 +14,7 @@ def _spread_over_ranks(ctx: RuleContext) -> Problem | None:
     ranks = 0 if ctx.cluster is None else ctx.cluster.world
     if found is None or found.unresolved or str(found.value) not in SPREADING or ranks < 2:
         return None
-    quantized = ctx.recipe.goal == "peft" and ctx.recipe.peft.method == "qlora"
+    quantized = ctx.recipe.goal == "peft" and ctx.recipe.peft.method in ("qlora", "lora8bit")
     fix = PER_RANK if quantized else f"without {KEY}"
     message = (
         f'{KEY}="{found.value}" spreads one copy of the model over the GPUs, but each of the {ranks} ranks needs one'

@@ -226,6 +226,7 @@ def _adapter(found: Mapping[str, object], front: FrontEnd | None) -> tuple[str, 
     methods = [key for key in METHODS if key in found]
     named = next((str(found[key] or "") for key in methods), "").lower()
     adapter = front.adapters(found) if front else named
+    adapter = "lora" if adapter == "lora8bit" else adapter  # the bits are listed as not carried over
     bits = [key for key, value in FOUR_BITS.items() if found.get(key) == value] if adapter in ("lora", "qlora") else []
     adapter = "qlora" if bits else adapter
     bits += [key for key in QUANTIZERS if bits and found.get(key) in ("bnb", "bitsandbytes")]

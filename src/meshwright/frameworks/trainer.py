@@ -43,7 +43,8 @@ Arguments = Mapping[str, SourcedValue]
 MODELS = MODEL_ARGUMENTS
 CONFIG = "config_name"  # the sizes of a model that starts from random weights
 LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_seq_len")
-ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit")
+ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit",
+    "load_in_8bit")  # fmt: skip
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")  # read with the config
 PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
 """Recipe fields that only the program sets."""

@@ -110,13 +110,20 @@ def _targets(recipe: Recipe) -> Arguments:
     return {"target_modules": list(dict.fromkeys(name for one in targets for name in STANDARD.get(one, (one,))))}
 
 
+QUANTIZED = {"qlora": 4, "lora8bit": 8}
+"""Bits of frozen weights, by the adapter methods that are LoRA on a quantized model."""
+BITS = ("quantization_bit", "quant_bits")  # keys of front ends for the number of bits
+
+
 def _method(recipe: Recipe) -> Arguments:
-    plain = recipe.peft.method in ("lora", "qlora")  # the latter is a quantization of the model
+    plain = recipe.peft.method in ("lora", *QUANTIZED)
     return {} if plain else {f"use_{recipe.peft.method}": True}
 
 
 def _quantization(recipe: Recipe, sharded: bool) -> list[str]:
-    """Return the lines of the quantization of a QLoRA run; FSDP shards weights that are stored in their own format."""
+    """Return the lines of a run with quantized weights; FSDP shards weights that are stored in their own format."""
+    if recipe.peft.method == "lora8bit":
+        return ["quantization_config = BitsAndBytesConfig(load_in_8bit=True)"]
     kind = "torch.bfloat16" if recipe.precision.compute == "bf16" else "torch.float16"
     lines = ["    load_in_4bit=True,", '    bnb_4bit_quant_type="nf4",', f"    bnb_4bit_compute_dtype={kind},"]
     lines += [f"    bnb_4bit_quant_storage={kind},"] if sharded else []
@@ -220,8 +227,8 @@ def program_file(
     trainer = {**batch, **_arguments(recipe, {**TRAINER, **(CHATS if chats else {})}, lost)}
     module, config = ("trl", "SFTConfig") if chats else ("transformers", "TrainingArguments")
     lines = [f'"""Arguments of {recipe.name or "a recipe"}, {WRITTEN}: import them in train.py."""', ""]
-    quantized = recipe.goal == "peft" and recipe.peft.method == "qlora"
-    lines += ["import torch"] if quantized else []
+    quantized = recipe.goal == "peft" and recipe.peft.method in QUANTIZED
+    lines += ["import torch"] if quantized and recipe.peft.method == "qlora" else []
     lines += ["from peft import LoraConfig"] if recipe.goal == "peft" else []
     lines += ["from transformers import BitsAndBytesConfig"] if quantized else []
     lines += [f"from {module} import {config}", "", f"args = {config}("]
@@ -292,8 +299,9 @@ def program_notes(recipe: Recipe, written: bool = False) -> Iterator[str]:
     """Yield what the training program has to do besides passing its arguments; a `written` one does some of it."""
     if changed := _changed_model(recipe):
         yield changed
-    if recipe.goal == "peft" and recipe.peft.method == "qlora" and not written:
-        yield "pass quantization_config to from_pretrained: the frozen weights are loaded in 4 bits"
+    if recipe.goal == "peft" and recipe.peft.method in QUANTIZED and not written:
+        bits = QUANTIZED[recipe.peft.method]
+        yield f"pass quantization_config to from_pretrained: the frozen weights are loaded in {bits} bits"
     if recipe.goal != "pretrain" and recipe.data.packing and not written:
         yield (
             'packing needs attn_implementation="flash_attention_2" (or 3) in from_pretrained: '

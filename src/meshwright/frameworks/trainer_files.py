@@ -41,12 +41,13 @@ MODEL_OF = ("SFTTrainer",)
 FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
 """What a call means by itself."""
 ONLY = {
-    QUANTIZED: ("load_in_4bit", "bnb_4bit_use_double_quant"),
+    QUANTIZED: ("load_in_4bit", "load_in_8bit", "bnb_4bit_use_double_quant"),
     LOADED: (
         "model_name",
         "pretrained_model_name_or_path",
         "attn_implementation",
         "load_in_4bit",
+        "load_in_8bit",
         "max_seq_length",
         "device_map",
         *WEIGHT_DTYPES,

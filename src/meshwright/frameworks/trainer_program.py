@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright import file_access
 from meshwright.frameworks.model_match import model_path
-from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN
+from meshwright.frameworks.trainer_args import PROGRAM, QUANTIZED, SAMPLE_LENGTH, WRITTEN
 from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Architecture, Recipe, field_value
@@ -140,7 +140,7 @@ def _head(recipe: Recipe, imports: list[str]) -> list[str]:
 def _fine_tuning(recipe: Recipe, model: ModelSpec, module: str) -> str:
     """Return a program with TRL's SFTTrainer."""
     adapters = recipe.goal == "peft"
-    quantized = adapters and recipe.peft.method == "qlora"
+    quantized = adapters and recipe.peft.method in QUANTIZED
     names = ["args", *(["peft_config"] if adapters else []), *(["quantization_config"] if quantized else [])]
     loads, train, held_out = _datasets(recipe)
     source = _source(recipe, model)

@@ -126,6 +126,14 @@ def quantized_words(text: str) -> list[str]:
     return [word for word in re.split(r"[\s\-_:.]+", name) if word in _QUANTIZATIONS]
 
 
+def quantized_bits(text: str) -> int:
+    """Return the bits of a hub id's quantized weights, on which adapters can be trained; 0 if its name has none."""
+    words = quantized_words(text)
+    if any(word in ("int8", "8bit", "w8a16") for word in words):  # also of GPTQ
+        return 8
+    return 4 if any(word in ("gptq", "awq", "bnb", "nf4", "int4", "4bit", "w4a16", "hqq") for word in words) else 0
+
+
 def _unknown_name(text: str, not_on_hub: InputError | None = None) -> InputError:
     """Return the error for a model that is not in the catalogue, with the way to plan it anyway."""
     error = unknown("model", text, names(), "meshwright models")

@@ -482,7 +482,7 @@ def _narrow_states(baseline: Baseline) -> Iterator[Variant]:
 def _adapters(baseline: Baseline, typed: Sequence[str]) -> Iterator[Variant]:
     """Yield LoRA for a full fine-tuning, and QLoRA for either."""
     case = baseline.case
-    if case.goal == "peft" and case.method in ("lora", "rslora"):
+    if case.goal == "peft" and case.method in ("lora", "rslora", "lora8bit"):
         changed = changed_contract(baseline, {"peft.method": "qlora"})
         if changed is not None:
             yield Variant("QLoRA", "base weights are rounded to 4 bits", changed, ("peft.method=qlora",))

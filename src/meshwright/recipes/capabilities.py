@@ -559,12 +559,17 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(
         field="method",
         name="adapters",
-        runs={"megatron": ("lora", "dora"), "automodel": ("lora", "dora", "qlora")},
+        runs={
+            "meshwright": ("lora", "dora", "rslora", "qlora"),
+            "megatron": ("lora", "dora"),
+            "automodel": ("lora", "dora", "qlora", "lora8bit"),
+        },
         applies=lambda c: c.goal == "peft",
         where="with goal peft",
         rule="peft.method-supported",
         symptom="unknown adapter scheme",
-        cause="engines ship different adapters",
+        cause="engines ship different adapters, and of frozen weights in 8 bits (LLM.int8) only transformers has the "
+        "kernels; qlora stores them in 4 bits",
     ),
     Capability(
         field="pad_to_max_length",

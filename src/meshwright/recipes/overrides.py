@@ -33,6 +33,7 @@ PRETRAINED = "checkpoint.pretrained"
 VALIDATION = "data.validation"
 LR, MIN_LR = "optimizer.lr", "schedule.min_lr"
 RANK, ALPHA, METHOD = "peft.rank", "peft.alpha", "peft.method"
+LOW_BITS = {"lora", "qlora", "lora8bit"}  # LoRA in 4 bits is QLoRA: another key says how many bits LoRA has
 IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
 ANNEAL_BLEND = "data.anneal_blend"
 TOKENIZER = "data.tokenizer"
@@ -441,8 +442,8 @@ def _typed(own: str, text: str, key: str, source: str, recipe: Recipe) -> _Setti
 
 def _add(settings: dict[str, _Setting], setting: _Setting) -> None:
     before = settings.setdefault(setting.key, setting)
-    if setting.key == "peft.method" and {before.value, setting.value} == {"lora", "qlora"}:  # LoRA in 4 bits is QLoRA
-        settings[setting.key] = setting if setting.value == "qlora" else before
+    if setting.key == METHOD and "lora" in (before.value, setting.value) and {before.value, setting.value} <= LOW_BITS:
+        settings[setting.key] = before if setting.value == "lora" else setting
         return
     if before.value != setting.value:
         raise InputError(f"{before.source} and {setting.source} both set {setting.key}", field=setting.key)

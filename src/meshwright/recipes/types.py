@@ -193,7 +193,7 @@ class Precision(Section, frozen=True):
 class Peft(Section, frozen=True):
     """Adapters; used when the goal is peft."""
 
-    method: Annotated[Literal["lora", "dora", "rslora", "qlora"], contract("adapter method")] = "lora"
+    method: Annotated[Literal["lora", "dora", "rslora", "qlora", "lora8bit"], contract("adapter method")] = "lora"
     rank: Annotated[int, contract("rank of the adapters", ge=1)] = 32
     alpha: Annotated[float, contract("scale of the adapters", gt=0)] = 32.0
     dropout: Annotated[float, contract("dropout in the adapters", ge=0, lt=1)] = 0.0

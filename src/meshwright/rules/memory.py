@@ -38,8 +38,8 @@ def shareable(values: Values) -> Values:
 
 
 def four_bits(c: Case) -> list[str]:
-    """Return qlora for adapters on base weights in the compute format; nothing for other trainings."""
-    return ["qlora"] if c.goal == "peft" and c.method in ("lora", "rslora") else []
+    """Return qlora for adapters on base weights in the compute format or in 8 bits; nothing for other trainings."""
+    return ["qlora"] if c.goal == "peft" and c.method in ("lora", "rslora", "lora8bit") else []
 
 
 CHUNKED_LOSSES = ("fused_linear", "chunked")

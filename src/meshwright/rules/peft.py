@@ -8,7 +8,7 @@ from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import Peft
 from meshwright.rules.model_families import is_qwen3_next
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TP, without
+from meshwright.rules.search_values import NO_TP, one_of, without
 
 LORA: Fix = {"method": ["lora"]}
 DEFAULTS: Fix = {name: [getattr(Peft(), name)] for name in ("method", "rank", "alpha", "dropout", "targets")}
@@ -168,13 +168,13 @@ def dropout_in_recomputed_modules(c: Case) -> Column:
     "error",
     "tp",
     engines=("megatron", "torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
-    message="4-bit base weights cannot be sharded by tp={tp}",
+    message="base weights of {method} cannot be sharded by tp={tp}",
     symptom="shape or dtype error when the quantized weights are distributed",
-    cause="packed 4-bit weights have neither rows nor columns to split",
+    cause="packed 4-bit weights have neither rows nor columns to split, and 8-bit ones are not split with their scales",
     fixes=(NO_TP, LORA),
 )
 def qlora_with_tensor_parallel(c: Case) -> Column:
-    return _is_peft(c) & (c.method == "qlora") & (c.tp > 1)
+    return _is_peft(c) & one_of(c.method, ("qlora", "lora8bit")) & (c.tp > 1)
 
 
 NF4_BLOCK = 64  # values that share a scale
@@ -217,13 +217,13 @@ def qlora_with_megatron_fsdp(c: Case) -> Column:
     "peft.qlora-fp8",
     "error",
     "matmul",
-    message="qlora keeps base weights in 4 bits, which does not work with matmul={matmul}",
+    message="{method} keeps base weights in few bits, which does not work with matmul={matmul}",
     symptom="two quantizers on the same linear layer",
     cause="the base weights are dequantized to bf16 for every matmul",
     fixes=({"matmul": ["same"], "fp8_gather": [False]}, LORA),
 )
 def qlora_with_fp8(c: Case) -> Column:
-    return _is_peft(c) & (c.method == "qlora") & c.fp8
+    return _is_peft(c) & one_of(c.method, ("qlora", "lora8bit")) & c.fp8
 
 
 @rule(

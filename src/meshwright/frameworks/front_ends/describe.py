@@ -87,9 +87,19 @@ def _axolotl_other(values: Values) -> str:
     return "a vision-language model" if _text(values, "processor_type") else ""
 
 
+QUANTIZED_LORA = {4: "qlora", 8: "lora8bit"}
+"""LoRA on frozen weights of so many bits."""
+
+
+def _quantized(kind: str, bits: str) -> str:
+    """Return LoRA by the bits of its frozen weights; other methods stay."""
+    return QUANTIZED_LORA.get(int(bits), kind) if kind == "lora" and bits.isdecimal() else kind
+
+
 def _axolotl_adapters(values: Values) -> str:
     named = _text(values, "adapter")
-    return "qlora" if named == "lora" and _is_on(values, "load_in_4bit") else named
+    bits = 4 if _is_on(values, "load_in_4bit") else 8 if _is_on(values, "load_in_8bit") else 16
+    return QUANTIZED_LORA.get(bits, named) if named == "lora" else named
 
 
 def _axolotl_all_tokens(values: Values) -> bool:
@@ -145,7 +155,7 @@ FACTORY_INFERENCE = ("infer_backend", "export_dir")
 def _factory_adapters(values: Values) -> str:
     kind = _text(values, "finetuning_type") or "lora"
     bits = _text(values, "quantization_bit", "peft_config.quantization_bit")
-    return "" if kind == "full" else "qlora" if kind == "lora" and bits == "4" else kind
+    return "" if kind == "full" else _quantized(kind, bits)
 
 
 def _swift_other(values: Values) -> str:
@@ -159,11 +169,12 @@ def _swift_other(values: Values) -> str:
 def _swift_adapters(values: Values) -> str:
     kind = _text(values, "tuner_type", "train_type") or "lora"
     bits = _text(values, "quant_bits", "quantization_bit")
-    return "" if kind == "full" else "qlora" if kind == "lora" and bits == "4" else kind
+    return "" if kind == "full" else _quantized(kind, bits)
 
 
 def _trl_adapters(values: Values) -> str:
-    return ("qlora" if _is_on(values, "load_in_4bit") else "lora") if _is_on(values, "use_peft") else ""
+    bits = 4 if _is_on(values, "load_in_4bit") else 8 if _is_on(values, "load_in_8bit") else 16
+    return QUANTIZED_LORA.get(bits, "lora") if _is_on(values, "use_peft") else ""
 
 
 def _same(**names: str) -> dict[str, str]:
@@ -246,7 +257,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         (("model_name_or_path", "dataset_name"), ("model_name_or_path", "datasets"),
             *(("model_name_or_path", key) for key in ("per_device_train_batch_size", *DATASET_MIXTURES))),
         _same(model_name_or_path="model_name_or_path", dataset_name="dataset_name", use_peft="use_peft",
-            load_in_4bit="load_in_4bit", attn_implementation="attn_implementation", test_split_size="test_split_size"),
+            load_in_4bit="load_in_4bit", load_in_8bit="load_in_8bit", attn_implementation="attn_implementation",
+            test_split_size="test_split_size"),
         ("YAML files of `trl sft --config FILE.yaml`", "the commands `trl dpo …`, `trl grpo …` and others"),
         rejects=True,
         programs={"trl": "trl"},

@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd, table
+from meshwright.frameworks.front_ends.describe import METHOD_KEYS, QUANTIZED_LORA, FrontEnd, table
 from meshwright.frameworks.front_ends.keys import find_key, key_findings, plugin_findings, plugin_line, value_findings
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
@@ -24,8 +24,10 @@ from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_referenced_file
+from meshwright.frameworks.trainer_args import BITS
 from meshwright.frameworks.trainer_fields import LISTS
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
+from meshwright.models import quantized_bits
 from meshwright.recipes.adapter_targets import groups_of, require_targets
 from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, ZERO
@@ -44,12 +46,15 @@ DEEPSPEED = ("deepspeed", "dist_config.config_file")
 STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3": "flash_attention_3",
     "flash_attention": "flash_attention_2"}  # fmt: skip
-ADAPTERS = ("lora", "qlora")
+ADAPTERS = ("lora", "qlora", "lora8bit")
 MODEL = "model_name_or_path"
 NOT_THEIRS = ("optimizer.supported", "sequence.packing-over-context", "sequence.attention-kernel")
 """Rules of ours on what an engine supports: front ends bring their own optimizers and kernels."""
 PACKED = ("data.packing-attention",)
 """Rules on transformers' attention, which the kernels of a plugin replace."""
+LOADED = {"qlora": "load_in_4bit", "lora8bit": "load_in_8bit"}
+"""Argument that loads the frozen weights, by adapters."""
+QUANTIZER = "quant_method"  # of ms-swift, without which it refuses a number of bits
 CONFIGS = (".yaml", ".yml", ".json")
 
 
@@ -191,7 +196,7 @@ def _parsed(
     why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
     why = loss.note() if (loss := loss_of(values, subcommand)) is not None else why
-    adapters = one.adapters(values)
+    adapters = _adapters(one, values)
     if not why and adapters not in ("", *ADAPTERS):
         unknown = any(finding.field in METHOD_KEYS for finding in refused)
         why = "unknown adapter" if unknown else f"{adapters} adapters"
@@ -276,7 +281,7 @@ def _own_keys(
     written = {argument: key for key, argument in one.names.items() if argument in arguments and key in settings}
     keys = {
         name: written.get(name) or key_for(one, known, name)
-        for name in {*one.names.values(), *(row.key for row in hugging_face.KEYS)}
+        for name in {*one.names.values(), *(row.key for row in hugging_face.KEYS), *LOADED.values(), *BITS}
     }
     texts = " ".join(str(settings[key].value) for key in settings if key.split("[")[0] == "plugins")
     needed = {
@@ -285,6 +290,8 @@ def _own_keys(
         for start, plugin in one.plugins.items()
         if key.startswith(start) and plugin not in texts
     }
+    if known.find("", QUANTIZER) and QUANTIZER not in settings:
+        needed["quant_bits"] = f"--{QUANTIZER} bnb" if is_command else f"{QUANTIZER}: bnb"
     return {"written_keys": {name: key for name, key in keys.items() if key}, "needed_lines": needed,
         "is_command": is_command, "is_front_end": True}  # fmt: skip
 
@@ -314,14 +321,22 @@ def _trainer_arguments(
     flag = next((key for key in ATTENTION_FLAGS if _is_true(values.get(key))), "")
     if flag in settings and not values.get("attn_implementation"):
         yield "attn_implementation", msgspec.structs.replace(settings[flag], value=ATTENTION_FLAGS[flag])
-    adapters = one.adapters(values)
+    adapters = _adapters(one, values)
     first = next(iter(settings.values()), SourcedValue(True, 1, ""))
     if not any(one.names.get(key) == "gradient_checkpointing" for key in settings):
         yield "gradient_checkpointing", msgspec.structs.replace(first, value=one.recomputes(values), unresolved="")
     if adapters:
         yield "use_peft", msgspec.structs.replace(first, value=True, unresolved="")
-    if adapters == "qlora":
-        yield "load_in_4bit", msgspec.structs.replace(first, value=True, unresolved="")
+    if adapters in LOADED:
+        yield LOADED[adapters], msgspec.structs.replace(first, value=True, unresolved="")
+
+
+def _adapters(one: FrontEnd, values: Mapping[str, Any]) -> str:
+    """Return the adapters of a file; LoRA on a model that is published in fewer bits is named by those."""
+    found = one.adapters(values)
+    named = next((str(values[key]) for key, name in one.names.items() if name == MODEL and values.get(key)), "")
+    bits = quantized_bits(named) if found == "lora" else 0
+    return QUANTIZED_LORA.get(bits, found)
 
 
 def _is_known(targets: list[str]) -> bool:

@@ -303,6 +303,7 @@ KEYS: tuple[ConfigKey, ...] = (
         for old, new in (("r", "dim"), ("rank", "dim"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout"))
     ),
     ConfigKey("quantization.load_in_4bit", default=False, type="bool"),
+    ConfigKey("quantization.load_in_8bit", default=False, type="bool"),
     ConfigKey("fp8.enabled", default=False, type="bool"),
     ConfigKey("fp8.recipe_name", default="tensorwise", choices=("tensorwise", "rowwise", "rowwise_with_gw_hp")),
     ConfigKey("fp8.enable_fsdp_float8_all_gather", "precision.fp8_gather", default=False),

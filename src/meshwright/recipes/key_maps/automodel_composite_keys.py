@@ -512,6 +512,8 @@ def _train_on_keys(recipe: Recipe) -> Mapping[str, Any]:
 def _adapter(raw: RawValues, recipe: Recipe) -> MappedFields:
     if recipe.goal == "peft" and raw.get("quantization.load_in_4bit", "false").lower() == "true":
         return MappedFields({"peft.method": "qlora"})
+    if recipe.goal == "peft" and raw.get("quantization.load_in_8bit", "false").lower() == "true":
+        return MappedFields({"peft.method": "lora8bit"})
     return MappedFields({"peft.method": "dora" if raw.get("peft.use_dora", "false").lower() == "true" else "lora"})
 
 
@@ -519,9 +521,10 @@ def _adapter_keys(recipe: Recipe) -> Mapping[str, Any]:
     method = recipe.peft.method
     if recipe.goal != "peft" or method == "lora":
         return {}
-    if method not in ("dora", "qlora"):
+    keys = {"dora": "peft.use_dora", "qlora": "quantization.load_in_4bit", "lora8bit": "quantization.load_in_8bit"}
+    if method not in keys:
         raise InputError(f"{method} is not available in AutoModel", field="peft.method")
-    return {"peft.use_dora": True} if method == "dora" else {"quantization.load_in_4bit": True}
+    return {keys[method]: True}
 
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
@@ -564,5 +567,6 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(("freeze_config.freeze_language_model", "freeze_config.freeze_vision_tower"), ("train.freeze",),
         _freeze, _freeze_keys),
     CompositeKey(("dataset.mask_history",), ("data.train_on",), _train_on, _train_on_keys),
-    CompositeKey(("peft.use_dora", "quantization.load_in_4bit"), ("peft.method",), _adapter, _adapter_keys),
+    CompositeKey(("peft.use_dora", "quantization.load_in_4bit", "quantization.load_in_8bit"), ("peft.method",),
+        _adapter, _adapter_keys),
 )  # fmt: skip

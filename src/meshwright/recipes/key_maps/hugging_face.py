@@ -105,6 +105,7 @@ ARGUMENTS = (
     ConfigKey("tokenizer_name_or_path", "data.tokenizer"),
     ConfigKey("attn_implementation", "kernels.attention", ATTENTION),
     ConfigKey("load_in_4bit", "peft.method", {"true": "qlora"}),
+    ConfigKey("load_in_8bit", "peft.method", {"true": "lora8bit"}),
     ConfigKey("use_dora", "peft.method", {"true": "dora"}),
     ConfigKey("use_rslora", "peft.method", {"true": "rslora"}),
 )
