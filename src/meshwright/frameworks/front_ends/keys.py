@@ -9,6 +9,7 @@ from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
 from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, has_both
 from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.key_table import Key, KeyTable, near_name
+from meshwright.frameworks.other_versions import OLDER_ACCEPT
 from meshwright.frameworks.types import Settings
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import misspelled
@@ -122,20 +123,19 @@ def _typo(known: KeyTable, owner: str, name: str) -> str:
 
 
 def _removed(one: FrontEnd, settings: Settings, key: str, is_command: bool, table: str) -> Finding:
-    """Return the finding of a key that older releases have: a warning if one of those may be meant, else an error."""
+    """Return the finding of a key that older releases have, with the key of today."""
     setting, dashes = settings[key], "--" if is_command else ""
     version, right = one.removed[table][key]
     is_opposite, right = right.startswith(OPPOSITE), right.removeprefix(OPPOSITE)
     named = f", which has {dashes}{right} with the opposite meaning" if is_opposite else ""
     named = f", which named it {dashes}{right}" if right and not is_opposite else named
-    message = f"{one.title} has no {dashes}{key} since version {version}{named}; older versions accept {dashes}{key}"
     newer = has_both(table, version, settings) if table in ADDED else ""
-    message += f", but not {dashes}{newer}" if newer else ""
+    other = f"no version has both {dashes}{key} and {dashes}{newer}" if newer else f"{OLDER_ACCEPT} {dashes}{key}"
+    message = f"{one.title} has no {dashes}{key} since version {version}{named}; {other}"
     value = str(setting.value).lower() not in ("true", "1") if is_opposite else setting.value
     fix = (_formatted(right, value, is_command),) if right and right not in settings else ()
     fix = fix or (f"without {dashes}{key}",)
-    severity: Severity = "warning" if table in ADDED and not newer else "error"
-    return Finding("key.removed", severity, key, message, fix, setting.file, setting.line)
+    return Finding("key.removed", "error", key, message, fix, setting.file, setting.line)
 
 
 def _meant_name(known: KeyTable, key: str, value: Any) -> str:

@@ -100,10 +100,7 @@ ADDED: Mapping[str, Mapping[str, str]] = {
         if version == "4.0" and new not in ("", "max_length", "tuner_type")  # 3.x had max_length too
     } | {"tuner_type": "4.0"},
 }  # fmt: skip
-"""Keys by table with the release that added them, for releases of which older ones are still in use.
-
-A removed key is then a warning, unless the same file has a key that came later: no release has both.
-"""
+"""Keys by table with the release that added them: none before has them, and none since has those it removed."""
 
 
 def has_both(table: str, version: str, keys: Collection[str]) -> str:
