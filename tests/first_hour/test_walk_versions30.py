@@ -49,6 +49,11 @@ def test_keys_of_an_older_llama_factory_are_no_errors(tmp_path: Path) -> None:
     assert "error" not in found.values()
 
 
+def test_a_value_named_like_a_later_variant_is_no_error(tmp_path: Path) -> None:
+    assert _found(tmp_path, "sft.yaml", f"{FACTORY}flash_attn: fa4\n")["flash_attn"] == "warning"
+    assert _found(tmp_path, "sft.yaml", f"{FACTORY}flash_attn: fast\n")["flash_attn"] == "error"
+
+
 def test_a_typing_error_is_one_in_every_version(tmp_path: Path) -> None:
     assert _found(tmp_path, "sft.yaml", FACTORY.replace("lora_rank", "lora_rnak"))["lora_rnak"] == "error"
     found = _found(tmp_path, "ft.yaml", AUTOMODEL.replace("HellaSwag\n", "HelaSwag\n"))

@@ -29,7 +29,7 @@ _ABSENT = re.compile(r"\b(has no|does not accept|ignores)\b")
 _MEANT = re.compile(
     r"did you mean|use dashes|it is written|already set|is its opposite|that is the default|is a module"
 )
-_ALLOWED = re.compile(r": allowed: (.+)$")
+_ALLOWED = re.compile(r"(\S+): allowed: (.+)$")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -52,7 +52,7 @@ def _depends(framework: Framework, settings: Settings, finding: Finding) -> bool
         is_absent = bool(_ABSENT.search(finding.message)) and not _MEANT.search(finding.message)
         return is_absent and not _is_of_another_place(framework, finding)
     if finding.rule == "value.invalid":
-        return _is_variant(settings, finding)
+        return _is_variant(finding)
     return finding.rule in REMOVED and _recently_removed(framework, settings, finding)
 
 
@@ -64,13 +64,13 @@ def _is_of_another_place(framework: Framework, finding: Finding) -> bool:
     return bool(section) and name != "_target_" and name in our_names(framework.name, framework.key_map)
 
 
-def _is_variant(settings: Settings, finding: Finding) -> bool:
+def _is_variant(finding: Finding) -> bool:
     """Return whether a value is named like a later variant of an accepted one: te_ops beside te, fa4 beside fa3."""
-    allowed, setting = _ALLOWED.search(finding.message), settings.get(finding.field)
-    if allowed is None or setting is None or not isinstance(setting.value, str):
+    found = _ALLOWED.search(finding.message)
+    if found is None:
         return False
-    value = setting.value.lower()
-    for known in allowed[1].lower().split(", "):
+    value = found[1].strip("\"'[]").lower()
+    for known in found[2].lower().split(", "):
         same = _DIGITS.sub("", known) == _DIGITS.sub("", value) and _DIGITS.search(value) and _DIGITS.search(known)
         if known and (value.startswith(f"{known}_") or same):
             return True

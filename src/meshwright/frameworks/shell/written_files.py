@@ -173,11 +173,12 @@ def _edited(source: _Text, commands: list[str], extended: bool) -> _Text | None:
                 return None
             count = 0 if "g" in flags else 1
             plain = re.sub(r"\\(.)", r"\1", put)
-            lines = text.split("\n")
-            text = "\n".join(
-                pattern.sub(lambda one, put=plain: put.replace("&", one[0]), each, count) for each in lines
-            )
+            text = "\n".join(_substituted(pattern, plain, line, count) for line in text.split("\n"))
     return msgspec.structs.replace(source, text=text)
+
+
+def _substituted(pattern: re.Pattern[str], put: str, line: str, count: int) -> str:
+    return pattern.sub(lambda one: put.replace("&", one[0]), line, count)
 
 
 def _substitutions(command: str) -> Iterator[tuple[str, str, str] | None]:
