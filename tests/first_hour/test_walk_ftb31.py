@@ -328,3 +328,109 @@ def test_an_export_loads_8_bit_weights(meshwright: Any, here: Path) -> None:
     assert not meshwright("export", "llama3_8b_peft_config", "--to", "accelerate", *options).code
     written = "".join(one.read_text() for one in (here / "x").iterdir() if one.suffix == ".py")
     assert "BitsAndBytesConfig(load_in_8bit=True)" in written
+
+
+ROWS = {
+    "messages": {"messages": [{"role": "user", "content": "Hallo"}, {"role": "assistant", "content": "Guten Tag"}]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "Hallo"}, {"from": "gpt", "value": "Guten Tag"}]},
+    "alpaca": {"instruction": "Say hello", "input": "", "output": "Hallo"},
+    "qa": {"question": "Who?", "answer": "Me"},
+    "pairs": {"prompt": "Who?", "completion": "Me"},
+    "text": {"text": "Es war einmal"},
+    "odd": {"frage": "Wer?", "antwort": "Ich"},
+}
+
+
+def write_rows(kind: str, path: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("\n".join([json.dumps(ROWS[kind])] * 3) + "\n", encoding="utf-8")
+
+
+def columns_error(found: dict[str, Any]) -> dict[str, Any] | None:
+    return next((one for one in found["findings"] if one["rule"] == "data.columns-not-read"), None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "fix"),
+    [
+        ("messages", "alpaca", ["datasets[0].type: chat_template"]),
+        ("messages", "completion", ["datasets[0].type: chat_template"]),
+        ("messages", "alpaca:chat", ["datasets[0].type: chat_template"]),
+        ("alpaca", "chat_template", ["datasets[0].type: alpaca"]),
+        ("alpaca", "alpaca_chat.load_qa", ["datasets[0].type: alpaca"]),
+        ("qa", "alpaca", ["datasets[0].type: alpaca_chat.load_qa"]),
+        ("text", "alpaca", ["datasets[0].type: completion"]),
+        (
+            "pairs",
+            "alpaca",
+            ["datasets[0].type.field_instruction: prompt", "datasets[0].type.field_output: completion"],
+        ),
+        ("odd", "alpaca", []),
+        ("messages", "chat_template", None),
+        ("alpaca", "alpaca", None),
+        ("qa", "alpaca_chat.load_qa", None),
+        ("text", "completion", None),
+    ],
+)
+def test_a_type_of_axolotl_reads_the_columns_of_the_file(
+    meshwright: Any, rows: str, kind: str, fix: list[str] | None
+) -> None:
+    write_rows(rows, "rows.jsonl")
+    text = AXOLOTL.replace("mhenrichsen/alpaca_2k_test", "rows.jsonl").replace("type: alpaca", f"type: {kind}")
+    error = columns_error(answer(meshwright, "axo.yml", text, "--gpus", "8xH100"))
+    assert (error is None) == (fix is None)
+    if error is None or fix is None:
+        return
+    assert all(f"{name}" in error["message"] for name in ROWS[rows])
+    assert error["fix"] == fix
+    if fix and ".field_" not in fix[0]:
+        after = answer(meshwright, "axo.yml", repaired(text, "none", fix), "--gpus", "8xH100")
+        assert columns_error(after) is None
+
+
+def test_shares_of_chats_get_the_names_of_their_messages(meshwright: Any) -> None:
+    write_rows("sharegpt", "rows.jsonl")
+    text = AXOLOTL.replace("mhenrichsen/alpaca_2k_test", "rows.jsonl")
+    error = columns_error(answer(meshwright, "axo.yml", text, "--gpus", "8xH100"))
+    assert error is not None
+    assert error["fix"][:2] == ["datasets[0].type: chat_template", "datasets[0].field_messages: conversations"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "entry", "hint"),
+    [
+        ("messages", {}, '"formatting": "sharegpt", "columns": {"messages": "messages"}'),
+        ("alpaca", {"formatting": "sharegpt"}, '"formatting": "alpaca"'),
+        ("pairs", {}, '"columns": {"prompt": "prompt", "response": "completion"}'),
+        ("alpaca", {}, None),
+        ("sharegpt", {"formatting": "sharegpt"}, None),
+        ("pairs", {"columns": {"prompt": "prompt", "response": "completion"}}, None),
+    ],
+)
+def test_an_entry_of_llama_factory_reads_the_columns_of_the_file(
+    meshwright: Any, rows: str, entry: dict[str, Any], hint: str | None
+) -> None:
+    write_rows(rows, "data/mine.jsonl")
+    Path("data/dataset_info.json").write_text(json.dumps({"mine": {"file_name": "mine.jsonl", **entry}}))
+    text = FACTORY.replace("alpaca_en_demo", "mine")
+    error = columns_error(answer(meshwright, "f.yaml", text, "--gpus", "1xH100"))
+    assert (error is None) == (hint is None)
+    assert error is None or hint is None or hint in error["message"]
+
+
+@pytest.mark.parametrize(("rows", "is_read"), [("alpaca", False), ("odd", False), ("messages", True), ("pairs", True)])
+def test_trl_reads_messages_or_prompts_with_completions_or_text(meshwright: Any, rows: str, is_read: bool) -> None:
+    write_rows(rows, "rows.jsonl")
+    text = "model_name_or_path: Qwen/Qwen3-4B\ndatasets:\n  - path: json\n    data_files: rows.jsonl\nuse_peft: true\n"
+    text += "learning_rate: 2.0e-4\nmax_length: 2048\nper_device_train_batch_size: 1\noutput_dir: out\n"
+    error = columns_error(answer(meshwright, "t.yaml", text, "--gpus", "1xH100"))
+    assert (error is None) == is_read
+
+
+@pytest.mark.parametrize(("rows", "is_read"), [("odd", False), ("messages", True), ("alpaca", True), ("qa", True)])
+def test_ms_swift_maps_the_usual_columns(meshwright: Any, rows: str, is_read: bool) -> None:
+    write_rows(rows, "rows.jsonl")
+    text = SWIFT_LORA.replace("AI-ModelScope/alpaca-gpt4-data-zh", "rows.jsonl")
+    error = columns_error(answer(meshwright, "s.sh", text, "--gpus", "1xH100"))
+    assert (error is None) == is_read
+    assert error is None or error["fix"] == ["""--columns '{"antwort": "response"}'"""]

@@ -86,6 +86,12 @@ PARSE_FINDINGS = (
     ),
     ParseFinding("key.unused", "warning", "the setting has no effect", "the framework does not read this key"),
     ParseFinding("key.missing", "error", "the program fails at start-up", "the framework requires the key"),
+    ParseFinding(
+        "data.columns-not-read",
+        "error",
+        "KeyError of a column while the data is prepared",
+        "the type of a dataset reads other columns than its file has",
+    ),
     ParseFinding("key.removed", "error", "unrecognized argument or key", "the key was removed or renamed"),
     ParseFinding(
         "key.ignored", "warning", "the setting has no effect", "the key is accepted for backward compatibility only"

@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.front_ends.data_columns import column_findings
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, QUANTIZED_LORA, FrontEnd, table
 from meshwright.frameworks.front_ends.keys import find_key, key_findings, plugin_findings, plugin_line, value_findings
 from meshwright.frameworks.front_ends.synonyms import key_for
@@ -178,6 +179,7 @@ def _parsed(
         *refused,
         *_start_findings(one, content, settings, known, refused),
         *plugin_findings(one, settings),
+        *column_findings(one, content.folder, settings, is_command),
         *(() if is_command else missing_keys(one, settings, keys)),
     )
     read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
