@@ -120,6 +120,8 @@ llama3_8b lora 4096 1 eager
 qwen3_30b_a3b pretrain 4096 2 fp8_tensor layers4
 qwen3_30b_a3b pretrain 4096 4 full layers4
 qwen3_30b_a3b lora 2048 2
+qwen3_30b_a3b lora 2048 4
+qwen3_30b_a3b lora 2048 16 full x2
 qwen3_30b_a3b pretrain 8192 1 selective layers4
 olmoe_7b pretrain 4096 4 selective layers8
 olmoe_7b lora 4096 2

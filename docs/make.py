@@ -381,7 +381,7 @@ throughout (about 1.5 of 1.98 GHz), so energy per token is what counts (mJ, last
 
 def _as_typed() -> str:
     """What users type, measured: `recommend` and the command that it prints."""
-    found = json.loads((RESULTS / "as_typed_h200_2026-11-16.json").read_text())
+    found = json.loads((RESULTS / "as_typed_h200_2026-11-18.json").read_text())
     text = f"""
 ## As typed
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.engine.families import FAMILIES
@@ -97,3 +98,33 @@ def test_saved_operations_match_the_estimate() -> None:
     case = Case(given(layout, "auto"), spec, clusters.cluster("1xH100"), "meshwright")
     _, priced, _ = predicted_bytes(case, layer_activation_bytes(case, spec.groups[0].layer))
     assert measured * 4 == pytest.approx(priced, rel=0.1)
+
+
+def compiled_step(rank: int, world: int, layouts: list[types.Layout]) -> list[tuple[float, int, int]]:
+    """Return the loss, the compiled graphs and the bytes saved of a MoE model for each layout, compiled without C++."""
+    inner = torch.nn.Module.compile
+    torch.nn.Module.compile = lambda self, **settings: inner(self, **settings, backend="aot_eager")  # type: ignore[method-assign,assignment,misc]
+    found = []
+    for layout in layouts:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = msgspec.structs.replace(given(layout, "auto"), kernels=types.Kernels(compile=True))
+        config = transformers_config(wide("deepseek_v3", 2))
+        source = Mock(config.vocab_size, SEQ, seed=1)
+        trainer = Trainer(compiled, config, build_mesh(layout, "cpu"), torch.device("cpu"), source)
+        (stage,) = trainer.stages
+        tokens, kwargs = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
+        saved = kept_bytes(stage, partial(stage, tokens, **kwargs))
+        loss = trainer.step(0).loss
+        found.append((loss, torch._dynamo.utils.counters["stats"]["unique_graphs"], saved))
+    return found
+
+
+def test_recomputed_moe_layers_are_compiled_as_others_are() -> None:
+    """A checkpoint with a graph break inside would run without the compiler: 5 times a forward pass on an H200."""
+    full = types.Layout(micro_batch_size=SAMPLES, recompute="full")
+    (loss, graphs, saved), *recomputed = run(1, compiled_step, [NOTHING, full, selective("moe")], timeout=240)[0]
+    for found, compiled, kept in recomputed:
+        assert found == pytest.approx(loss, rel=1e-6)
+        assert compiled >= graphs
+        assert kept < saved

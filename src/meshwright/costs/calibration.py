@@ -61,6 +61,7 @@ class EngineProfile(_Profile, frozen=True, kw_only=True):
     launch_expert_s: float = 0.0  # CPU seconds to launch one local expert's kernels, if each expert has its own
     step_s: float = 0.015  # fixed cost of a step: data, logging, final synchronization
     grouped: float = 0.8  # rate of grouped expert matmuls over separate ones
+    moe_recompute: float = 1.0  # time of a MoE layer's full recompute over that of its forward pass
     scan: dict[str, float] = {}  # rate of its scans over the GPU's usual: mamba2, gated_delta
     wide_heads: float = 1.0  # time of attention with heads wider than 128 over that of its arithmetic
     adapters: float = 1.0  # bytes its adapters move over the usual, those of experts excepted

@@ -155,6 +155,8 @@ def repeated_s(case: Case, speed: Speeds, pipeline: Stages, layer: Layer, time: 
     if isinstance(case.recompute, str) and case.recompute == "none":
         return 0.0
     full = recomputed_share(case, pipeline) * (time.forward - (time.last if stops_early(case) else 0.0))
+    if isinstance(layer.ffn, MoE):
+        full = speed.engine.moe_recompute * full
     selective = _selective_s(case, speed, layer, time)
     return where(case.recompute == "full", full, where(case.recompute == "selective", selective, 0.0))
 

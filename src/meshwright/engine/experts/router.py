@@ -136,6 +136,7 @@ def statistics(states: Sequence[RouterState], group: dist.ProcessGroup | None) -
 
 def compute_in_fp32(gate: nn.Module) -> None:
     """Make a router compute in fp32 whatever the dtype of its weights and inputs, with or without autocast."""
+    gate.__dict__["forward_of_class"] = type(gate).forward  # the compiler cannot trace a call through super() with it
     apply(gate, Fp32Router)
 
 
@@ -160,9 +161,9 @@ class Fp32Router(Patch):
 
     tag = "FP32Router"
 
-    def forward(self, hidden_states: torch.Tensor, *rest: Any) -> Any:
+    def forward(self: Any, hidden_states: torch.Tensor, *rest: Any) -> Any:
         with torch.autocast(hidden_states.device.type, enabled=False):
-            return super(Fp32Router, type(self)).forward(_InFp32(self), hidden_states.float(), *rest)
+            return self.forward_of_class(_InFp32(self), hidden_states.float(), *rest)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: untyped. The state must stay outside graphs

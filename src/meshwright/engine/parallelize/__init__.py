@@ -44,7 +44,7 @@ from meshwright.engine.parallelize.lm_loss import apply_lm_loss
 from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.pipeline import split_stages, stage_numbers
 from meshwright.engine.parallelize.quantize import apply_fp8, select_gemm_kernels
-from meshwright.engine.parallelize.recompute import apply_recompute, recompute_compiled
+from meshwright.engine.parallelize.recompute import apply_recompute, fully_recomputed, recompute_compiled
 from meshwright.engine.parallelize.tensor_parallel import (
     SequenceLayout,
     partial_grad_names,
@@ -208,8 +208,7 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
     """Recompute inside compile, so that the compiler can fuse recomputed operations; around it where it cannot."""
     layout = recipe.layout
     around = layers_recomputed_around(recipe, stage)
-    if not around:
-        apply_recompute(stage.layers, layout, recipe.kernels.compile)
+    apply_recompute(stage.layers, layout, recipe.kernels.compile, around)
     if layout.recompute == "full":
         apply_recompute(stage.vision_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
     offload_activations(stage.layers, layout)
@@ -225,14 +224,20 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
 
 
 def layers_recomputed_around(recipe: Recipe, stage: Stage) -> list[int]:
-    """Return the fully recomputed layers that are checkpointed outside their compiled graph: with fp8 or tp.
+    """Return the fully recomputed layers that are checkpointed outside their graphs: with fp8, tp or graph breaks.
 
-    With tp a layer replaces its parameters by local shards while it runs, which a graph cannot recompute inside.
+    With tp a layer replaces its parameters by local shards while it runs, which a graph cannot recompute inside. A
+    checkpoint with a graph break inside is not compiled at all.
     """
     layout = recipe.layout
+    if not recipe.kernels.compile:
+        return []
     unsupported = recipe.precision.matmul != "same" or layout.tp > 1
-    outside = layout.recompute == "full" and recipe.kernels.compile and unsupported
-    return list(stage.layers)[: layout.recompute_layers or None] if outside else []
+    return [
+        number
+        for number in fully_recomputed(stage.layers, layout)
+        if unsupported or not is_single_graph(stage.layers[number], layout)
+    ]
 
 
 def is_single_graph(layer: nn.Module, layout: Layout) -> bool:

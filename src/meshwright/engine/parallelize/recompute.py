@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,20 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layerno
 UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")
 
 
-def apply_recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> None:
-    """Apply the recompute settings of a layout to the layers of a stage; parameter names do not change."""
+def fully_recomputed(layers: dict[int, nn.Module], layout: Layout) -> list[int]:
+    """Return the numbers of a stage's layers that are recomputed as a whole."""
+    return list(layers)[: layout.recompute_layers or None] if layout.recompute == "full" else []
+
+
+def apply_recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool, around: Collection[int] = ()) -> None:
+    """Apply the recompute settings of a layout to the layers of a stage; parameter names do not change.
+
+    Layers in `around` are left to `recompute_compiled`.
+    """
     if layout.recompute == "full":
-        for layer in list(layers.values())[: layout.recompute_layers or None]:
-            _recompute_module(layer)
+        for number in fully_recomputed(layers, layout):
+            if number not in around:
+                _recompute_module(layers[number])
     elif layout.recompute == "selective":
         for layer in layers.values():
             _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
@@ -68,8 +77,8 @@ def _gathering_modules(layer: nn.Module) -> Iterator[nn.Module]:
 def recompute_compiled(layer: Any) -> None:
     """Checkpoint a compiled layer from outside its graph.
 
-    For layers with fp8 GEMMs: they are custom autograd functions, inside which the compiler saves tensors that it
-    should recompute.
+    For layers with graph breaks, whose checkpoint would run eagerly, and with fp8 GEMMs: custom autograd functions,
+    inside which the compiler saves tensors that it should recompute.
     """
     apply(layer, RecomputedAround)
     compiled = layer._compiled_call_impl
@@ -83,7 +92,11 @@ def _selective(layer: nn.Module, names: tuple[str, ...], compiled: bool) -> None
         return
     for name in names:
         for module in BLOCKS[name](layer) if name in BLOCKS else ():
-            _recompute_module(module)
+            if compiled and name == "moe":  # it has graph breaks
+                module.compile()
+                recompute_compiled(module)
+            else:
+                _recompute_module(module)
     for name, set_flag in FLAGGED.items():
         if name in names:
             set_flag(layer)
@@ -126,7 +139,7 @@ class Recomputed(Patch):
 
 
 class RecomputedAround(Patch):
-    """Marks a layer whose compiled call is recomputed from outside (`recompute_around`); its forward is unchanged."""
+    """Marks a layer whose compiled call is recomputed from outside (`recompute_compiled`); its forward is unchanged."""
 
     tag = "Recompute"
 
