@@ -146,3 +146,9 @@ def test_one_half_is_not_read_alone(tmp_path: Path, name: str) -> None:
     result = meshwright.check(str(tmp_path / "train.sh"), framework=name)
     assert result.framework == "megatron-deepspeed"
     assert _errors(result) == ["megatron-deepspeed.sharded-pipeline"]
+
+
+def test_one_finding_on_a_batch_that_flags_and_config_share(tmp_path: Path) -> None:
+    found = [one for one in _check(tmp_path, ("GBS=64", "GBS=60")).findings if one.severity == "error"]
+    assert [one.rule for one in found] == ["megatron-deepspeed.batch-arithmetic"]
+    assert found[0].fix == ("--global-batch-size 56", '"train_batch_size": 56')

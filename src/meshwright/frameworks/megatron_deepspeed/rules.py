@@ -107,7 +107,8 @@ def batch_arithmetic(ctx: RuleContext) -> Problem | None:
     rounds = steps or max(1, batch // micro // ranks)
     product = f"{micro} × {rounds} × {ranks} data-parallel ranks"
     message = f"train_batch_size {batch} of the DeepSpeed config is not {product} = {micro * rounds * ranks}"
-    return Problem(message, (f'"train_batch_size": {micro * rounds * ranks}',), key=BATCH)
+    fix = (f"--global-batch-size {micro * rounds * ranks}", f'"train_batch_size": {micro * rounds * ranks}')
+    return Problem(message, fix, key=BATCH)
 
 
 def precision(ctx: RuleContext) -> Problem | None:
@@ -219,6 +220,7 @@ RULES = (
         batch_arithmetic,
         "AssertionError: Check batch related parameters",
         "DeepSpeed asserts batch = micro batch × accumulation steps × data-parallel ranks",
+        supersedes=("batch.divides",),
     ),
     _rule(
         "precision",
