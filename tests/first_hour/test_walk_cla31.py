@@ -27,8 +27,9 @@ def test_the_end_of_the_decay_follows_a_typed_rate() -> None:
     assert "follows lr" in next(one["why"] for one in said["changes"] if one["field"] == "schedule.min_lr")
     found = call("export", "llama3_70b_pretrain_config", "--to", "megatron-lm", "optimizer.lr=2e-4")
     assert "--min-lr 2e-05" in found.out
-    typed = call("recommend", *CPT, "optimizer.lr=3e-5", "schedule.min_lr=3e-5", "--json").json
-    assert "learning_rate.no-decay" in [one["rule"] for one in typed["findings"]]
+    typed = call("recommend", *CPT, "optimizer.lr=3e-5", "schedule.min_lr=3e-5")
+    assert "learning_rate.no-decay" in [one["rule"] for one in typed.json["findings"]]
+    assert "schedule.min_lr=3e-05" in typed.out  # in the command that exports the plan: it would follow lr
 
 
 TITAN = (
@@ -217,3 +218,12 @@ def test_racks_in_a_cluster_file_are_racks(folder: Path) -> None:
         assert "8 racks of 72 GPUs, 144x4xGB200: a node of the rack has 4" in text
     (folder / "gb.toml").write_text('gpu = "GB200"\nnodes = 16\ngpus_per_node = 4\n')
     assert "racks of" not in call(*words, "gb.toml").out
+
+
+def test_weights_to_download_or_convert_refuse_no_engine() -> None:
+    words = ("llama3-8b", "--gpus", "8xH200", "--goal", "cpt", "--seq", "4k", "--engines", "megatron,torchtitan")
+    sides = {one["name"]: one for one in call("compare", *words, "--json").json["sides"]}
+    assert all(one["ok"] and one["estimate"] for one in sides.values())
+    download, convert = "download_hf_assets.py --repo_id meta-llama/Meta-Llama-3-8B", "convert_checkpoints.py import"
+    assert any(download in one for one in sides["torchtitan"]["reasons"])
+    assert any(convert in one for one in sides["megatron"]["reasons"])

@@ -264,7 +264,8 @@ def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], tuple
     if engine not in CONFIGS or not plan.exists:
         return (), (), ""
     try:
-        written = exported_for(engine, plan.recipe, plan.case.model, plan.question.cluster)
+        recipe = frameworks.in_folder(plan.recipe, engine)  # weights to download refuse no engine
+        written = exported_for(engine, recipe, plan.case.model, plan.question.cluster)
     except InputError as error:
         return (), (), error.reason
     theirs = frameworks.framework(written.framework)
@@ -454,6 +455,9 @@ def _reasons(side: Side, best: Side) -> list[str]:
     ignored = [one.field for one in side.cannot]
     if ignored:
         found.append(f"does not execute {_some(ignored)}")
+    if side.name in CONFIGS:
+        needed = frameworks.weights_to_prepare(side.plan.recipe, side.plan.case.model, side.name)
+        found += [needed] if needed else []
     if CONFIGS.get(side.name) in ONLY_SHARDING:
         found.append("its config covers sharding and precision: the training program is yours")
     return found

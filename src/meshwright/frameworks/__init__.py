@@ -13,7 +13,7 @@ from meshwright.frameworks.export import export, exported_engine, in_version, lo
 from meshwright.frameworks.fixed_text import FixedText, fixed_text
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
-from meshwright.frameworks.initial_weights import loadable_weights
+from meshwright.frameworks.initial_weights import in_folder, loadable_weights, weights_to_prepare
 from meshwright.frameworks.load import SUFFIXES, content_of, format_of, open_file
 from meshwright.frameworks.mapping import no_effect
 from meshwright.frameworks.model_differences import as_replaced
@@ -60,6 +60,7 @@ __all__ = [
     "framework",
     "framework_of",
     "import_file",
+    "in_folder",
     "in_our_keys",
     "in_version",
     "is_file",
@@ -76,6 +77,7 @@ __all__ = [
     "stated_gpus",
     "superseded",
     "train_command",
+    "weights_to_prepare",
     "with_comments",
     "write",
 ]

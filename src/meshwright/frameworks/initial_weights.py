@@ -48,6 +48,32 @@ def is_hub_id(weights: str) -> bool:
     return bool(HUB_ID.fullmatch(weights)) and not is_local
 
 
+FROM_FOLDERS = ("torchtitan",)
+"""Engines that load Hugging Face weights from a folder, and do not download them."""
+
+
+def in_folder(recipe: Recipe, engine: str) -> Recipe:
+    """Return the recipe with the folder that an engine needs in place of a hub id: one to fill in."""
+    weights = recipe.checkpoint.pretrained
+    if engine not in FROM_FOLDERS or not is_hub_id(weights):
+        return recipe
+    folder = f"/path/to/{PurePosixPath(weights).name}"
+    return msgspec.structs.replace(recipe, checkpoint=msgspec.structs.replace(recipe.checkpoint, pretrained=folder))
+
+
+def weights_to_prepare(recipe: Recipe, model: ModelSpec, engine: str) -> str:
+    """Return what has to be done before a run can load its weights on an engine, with the command; empty if nothing."""
+    weights = recipe.checkpoint.pretrained
+    source = weights or model.hf_id or model.name
+    if engine == OWN_FORMAT and needs_converted(recipe):
+        convert = f"python examples/conversion/convert_checkpoints.py import --hf-model {source} --megatron-path FOLDER"
+        return f"{source} has to be converted to Megatron's format first: {convert} (Megatron-Bridge)"
+    if engine in FROM_FOLDERS and is_hub_id(weights):
+        download = f"python scripts/download_hf_assets.py --repo_id {weights} --assets safetensors"
+        return f"{weights} has to be downloaded first: {download}"
+    return ""
+
+
 def loadable_weights(recipe: Recipe, source: Framework, target: Framework, given: bool) -> tuple[Recipe, str]:
     """Return the recipe with weights that the target can load, and a note if those of the source's file are others.
 

@@ -16,6 +16,7 @@ from meshwright.frameworks.trainer_program import VALIDATION_PART
 from meshwright.planner import Plan, case_of, moved_to, with_listed_stages
 from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
+from meshwright.recipes.overrides import with_minimum
 from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 
 CONFIGS = {
@@ -118,7 +119,7 @@ def meshwright_command(plan: Plan) -> str:
     blended = bool(plan.recipe.data.blend)  # --dataset would replace it
     arguments += [] if blended else ["--dataset", _dataset(plan.recipe)]
     of_dataset = ("data.dataset",) if blended else ("data.dataset", "data.blend", "data.anneal_blend")
-    changes = {c.field: c.new for c in plan.changes if c.field not in of_dataset}
+    changes = with_minimum({c.field: c.new for c in plan.changes if c.field not in of_dataset}, plan.recipe)
     strategy = _for_our_engine(plan).layout.strategy
     if any(one.startswith(STRATEGY) for one in typed) or strategy != _strategy_of_file(plan, strategy):
         changes["layout.strategy"] = strategy
@@ -156,7 +157,8 @@ def export_command(plan: Plan, to: str, changes: Sequence[str] | None = None) ->
     """Return the command that exports the plan to another framework; `changes` if not all of the plan's."""
     gpus = plan.question.cluster_ref or str(plan.question.cluster)
     model = [] if plan.recipe.model == plan.base.model else ["--model", plan.recipe.model]
-    overrides = [format_override(c.field, c.new) for c in plan.changes] if changes is None else changes
+    differing = with_minimum({c.field: c.new for c in plan.changes}, plan.recipe)
+    overrides = [format_override(key, value) for key, value in differing.items()] if changes is None else changes
     arguments = [*(plan.question.recipe_words or (plan.base.name,)), *model, "--to", to, "--gpus", gpus, "--out", to]
     return shlex.join(["meshwright", "export", *arguments, *overrides])
 

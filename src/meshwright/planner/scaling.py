@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from meshwright import costs, rules
+from meshwright.notes import no_notes
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.plan import Suggestion
 from meshwright.planner.search import as_overrides, best, changed_values, score
@@ -108,7 +109,8 @@ def suggestions(
 
 
 def _with(suggestion: Suggestion, case: Case) -> Case:
-    return case.rebuild(apply(case.recipe, suggestion.overrides))
+    with no_notes():
+        return case.rebuild(apply(case.recipe, suggestion.overrides))
 
 
 def _is_valid(suggestion: Suggestion, case: Case) -> bool:
@@ -164,7 +166,7 @@ def _batch_suggestions(
     lr, linear = (scaled_lr(known, at, batch, law) for law in LAWS)
     why += f": global batch {batch} takes an estimated {gain:.0%} less time per token, with "
     words = (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}")
-    if _high_lr(case.rebuild(apply(case.recipe, words))):  # scaled, it is too high for the goal or the size
+    if _high_lr(_with(Suggestion("", words, ""), case)):  # scaled, it is too high for the goal or the size
         kept = case.recipe.optimizer.lr if advised is None or own else advised
         why += f"lr {kept:g}: {lr:g}, {whose} {known:g} at batch {at} with sqrt scaling, is too high"
         more = () if kept == case.recipe.optimizer.lr else (f"optimizer.lr={kept:g}",)

@@ -126,6 +126,12 @@ def _text_only(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
     return {IMAGES: False}
 
 
+def with_minimum(changes: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Return the changes that make a recipe from another, with its own min_lr, which would follow the rate."""
+    low = recipe.schedule.min_lr
+    return {**changes, MIN_LR: low} if LR in changes and MIN_LR not in changes and low else dict(changes)
+
+
 MICRO_BATCH, AUTO = "layout.micro_batch_size", "auto"
 
 

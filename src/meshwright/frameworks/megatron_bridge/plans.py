@@ -13,7 +13,7 @@ from meshwright.frameworks.types import Program
 from meshwright.models import same_model
 from meshwright.planner import Plan, case_of, with_engine_strategy
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.overrides import change
+from meshwright.recipes.overrides import change, with_minimum
 from meshwright.recipes.types import Recipe, field_value
 
 DERIVED_FIELDS = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "layout.defer_grad_sync", "kernels.loss")
@@ -66,7 +66,8 @@ def _refused_export(plan: Plan) -> str | None:
 def export_changes(plan: Plan) -> list[str]:
     """Return the overrides with which export writes a plan: without those that only our engine needs."""
     skipped = {*plan.executed, "layout.strategy"} if plan.question.engine == "meshwright" else set()
-    return [format_override(one.field, one.new) for one in plan.changes if one.field not in skipped]
+    kept = with_minimum({one.field: one.new for one in plan.changes if one.field not in skipped}, plan.recipe)
+    return [format_override(key, value) for key, value in kept.items()]
 
 
 def _recipe(plan: Plan) -> Recipe:
