@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import notes
 from meshwright.cli.run import run
 
 SFT = """model_name_or_path: Qwen/Qwen3-4B
@@ -189,6 +190,7 @@ def test_flash_attention_in_fp32_fails_in_the_first_step(
         (SHORT + "--packing --max_length none\n", "--max_length 1024"),
         (SHORT + "--dataset_streaming\n", "--max_steps 1000"),
         (SHORT + "--report_to wandbb\n", "--report_to wandb"),
+        (SHORT + "--fsdp ful_shard\n", "--fsdp full_shard"),
         (SHORT + "--load_in_4bit --load_in_8bit --use_peft\n", "--load_in_8bit false"),
         (DPO + "--output_dir o --loss_type exo_pair\n", "--label_smoothing 0.001"),
         (DPO + "--output_dir o --use_liger_kernel --precompute_ref_log_probs\n", "--precompute_ref_log_probs false"),
@@ -200,3 +202,101 @@ def test_what_the_configs_of_trl_refuse(text: str, fix: str, capsys: pytest.Capt
     code, printed = check(capsys, text)
     assert code == 1, printed
     assert f"fix: {fix}" in printed
+
+
+CLM = "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 2 "
+SWIFT = "swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset a --output_dir out "
+FACTORY = "llamafactory-cli train --model_name_or_path Qwen/Qwen3-4B --stage sft --do_train --dataset a --output_dir o "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHORT + "--no_remove_unused_columns --no_dataloader_pin_memory",
+        SHORT + "--no-remove-unused-columns --no_gradient_checkpointing",
+        SHORT + "--gradient_checkpointing 0 --packing yes --bf16=true",
+        SHORT + "--num_train_epoch 2 --learning_rat 1e-5",
+        SHORT + "--use_peft --lora_target_modules q_proj v_proj --lora_modules_to_save embed_tokens lm_head",
+        SHORT + """--lr_scheduler_kwargs '{"num_cycles": 1}' --lr_scheduler_type cosine_with_restarts""",
+        DPO + "--output_dir o --no_dataloader_pin_memory --no-remove-unused-columns --no_disable_dropout",
+        CLM + "--bf16 --do_train --output_dir out --no_remove_unused_columns --no_keep_linebreaks",
+        SWIFT + "--no_gradient_checkpointing --no-freeze-vit --no_remove_unused_columns --packing f",
+        FACTORY + "--no_remove_unused_columns --no-dataloader-pin-memory",
+        "axolotl train a.yml --no-sample-packing --no-flash-attention",
+    ],
+)
+def test_every_form_of_an_argument_is_read(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yml").write_text(AXOLOTL, encoding="utf-8")
+    code, printed = check(capsys, text + "\n", "--gpus", "8xH200")
+    assert code == 0, printed
+    assert "key.u" not in printed
+    assert "value.invalid" not in printed
+
+
+def test_a_switch_that_is_turned_off_counts_as_off(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    for flag in ("--no_gradient_checkpointing", "--gradient_checkpointing f", "--gradient_checkpointing false", ""):
+        _, printed = check(capsys, f"{SHORT} --per_device_train_batch_size 4 {flag}\n")
+        answers.append(next(line for line in printed.splitlines() if line.startswith("Memory")))
+    assert len(set(answers[:3])) == 1
+    assert answers[3] != answers[0]
+
+
+def test_a_switch_that_is_off_by_default_has_no_opposite(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = check(capsys, SHORT + "--no_packing\n")
+    assert code == 1
+    assert "TRL has no --no_packing: packing is off by default" in printed
+    assert "fix: without --no_packing" in printed
+
+
+def test_an_optional_switch_needs_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = check(capsys, SHORT + "--bf16 --packing\n")
+    assert code == 0
+    assert "--bf16 needs a value" in printed
+    assert "fix: --bf16 true" in printed
+
+
+def test_overrides_after_the_file_of_llama_factory_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-4B\nstage: sft\ndo_train: true\nfinetuning_type: lora\ndataset: a\n"
+    Path("lf.yaml").write_text(text + "template: qwen3\noutput_dir: o\n", encoding="utf-8")
+    code, printed = check(capsys, "llamafactory-cli train lf.yaml fp16=true bf16=true\n")
+    assert code == 1
+    assert "transformers accepts one of bf16 and fp16" in printed
+
+
+@pytest.mark.parametrize(("gpus", "count"), [("3090", 2), ("A6000", 2), ("1x3090", 0), ("2x3090", 0)])
+def test_the_count_of_a_gpu_type_alone_is_said(gpus: str, count: int, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("run.sh").write_text(TRL.replace("EXTRA", "").replace("./mixed.jsonl", "trl-lib/Capybara"), encoding="utf-8")
+    notes.print_once.cache_clear()
+    with pytest.raises(SystemExit):
+        run(["check", "run.sh", "--gpus", gpus])
+    said = capfd.readouterr().err
+    assert (f"--gpus {gpus} names no count: the file states {count}x" in said) is bool(count)
+
+
+def test_a_script_that_is_started_from_the_folder_above_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hf").mkdir()
+    lines = (
+        "from transformers import TrainingArguments, AutoModelForCausalLM",
+        'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B")',
+        'args = TrainingArguments(output_dir="o", save_steps=150, eval_steps=100, eval_strategy="steps",',
+        "    load_best_model_at_end=True)",
+    )
+    Path("hf/train.py").write_text("\n".join(lines), encoding="utf-8")
+    code, printed = check(capsys, "torchrun --nproc_per_node 8 hf/train.py\n", "--gpus", "8xH100", name="hf/run.sh")
+    assert code == 1
+    assert "error hf/train.py:3" in printed
+    code, printed = typed(capsys, "check", ".", "--gpus", "8xH100")
+    assert "skipped" not in printed
+    assert "2 files checked" in printed
+
+
+@pytest.mark.parametrize(("flag", "fails"), [("", True), ("--no_gradient_checkpointing", False)])
+def test_fsdp_and_the_default_of_trl_would_checkpoint_twice(
+    flag: str, fails: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n"
+    Path("f.yaml").write_text(config + "  fsdp_activation_checkpointing: true\n", encoding="utf-8")
+    code, printed = check(capsys, f"{SHORT} --accelerate_config f.yaml {flag}\n", "--gpus", "8xH100")
+    assert code == int(fails), printed
+    assert ("accelerate.double-checkpointing" in printed) is fails

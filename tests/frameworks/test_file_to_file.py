@@ -155,7 +155,10 @@ def test_runs_with_preferences_or_rewards_say_what_can_be_planned(
 def test_validations_without_data_are_reported_and_the_run_line_works(meshwright: Any, case: Any) -> None:
     case("acc_trl_sharegpt")
     checked = meshwright("check", "sft.sh", "--gpus", "8xH100").out
-    assert "(accelerate.trl-no-test-split)  fix: --eval_strategy no" in checked
+    assert (
+        "--eval_strategy no trains without validation (accelerate.trl-no-test-split)  fix: meshwright export" in checked
+    )
+    assert "--out FOLDER data.validation_part=0.02" in checked
     assert "(accelerate.trl-dataset-file)  fix: meshwright export sft.sh --gpus 8xH100 --to accelerate" in checked
     command = meshwright("recommend", "sft.sh", "--gpus", "8xH100", "--json").json["commands"]["meshwright"]
     assert "data.validation_part=0.02" in command

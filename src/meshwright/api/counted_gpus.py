@@ -11,7 +11,7 @@ from meshwright.api import own_jobs
 from meshwright.api.resolve import is_file, recipe_from
 from meshwright.api.targets import file_of
 from meshwright.errors import InputError
-from meshwright.notes import no_notes
+from meshwright.notes import no_notes, note
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -27,7 +27,12 @@ def with_stated_count(request: R, target: str) -> R:
             found = _counted(target, gpus, getattr(asked, "framework", None))
     except InputError:  # the verb reports it
         return request
-    return msgspec.structs.replace(request, gpus=found) if found else request
+    if not found:
+        return request
+    on = clusters.cluster(found)
+    if on.world > 1:
+        note(f"--gpus {gpus} names no count: the file states {on}; write --gpus 1x{gpus} for another")
+    return msgspec.structs.replace(request, gpus=found)
 
 
 def _counted(target: str, gpus: str, framework: str | None) -> str:

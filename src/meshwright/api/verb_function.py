@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -14,6 +15,7 @@ from meshwright.api.inputs import Field, Request, fields_of, range_of, validated
 P = ParamSpec("P")
 R = TypeVar("R", bound="Request")
 T = TypeVar("T")
+HAS_COUNT = re.compile(r"\s*\d+\s*[xX*]")  # 8xH100: not 3090, which is a type
 
 
 def _type_label(field: Field) -> str:
@@ -154,7 +156,7 @@ def verb(
 def _with_gpu_count(request: R) -> R:
     """Return a request that types a GPU without a count on as many as its file states."""
     gpus = getattr(request, "gpus", None)
-    if not isinstance(gpus, str) or not gpus.strip()[:1].isalpha():
+    if not isinstance(gpus, str) or HAS_COUNT.match(gpus):
         return request
     positional = (getattr(request, field.name) for field in fields_of(type(request)) if field.input.positional)
     target = next((one for one in positional if isinstance(one, str)), "")

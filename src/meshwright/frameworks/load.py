@@ -16,6 +16,7 @@ from meshwright.recipes import files
 from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
 
+MAX_PARENTS = 3  # folders above a script in which the files that it names are looked for
 SUFFIXES: Mapping[str, Format] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -49,15 +50,34 @@ def open_file(path: str | Path) -> Content:
 def program_path(content: Content, program: SourcedValue) -> Path | None:
     """Return the path of the Python file that a script starts, which need not exist; None if its name is unknown.
 
-    A folder that is known only when the job runs, such as $SLURM_SUBMIT_DIR, is taken for the script's own.
+    It is beside the script, or relative to a folder above it, from which the job is started. A folder that is known
+    only when the job runs, such as $SLURM_SUBMIT_DIR, is taken for the script's own.
     """
     value = str(program.value)
     if content.folder is None or not value.endswith(".py"):
         return None
     if not program.unresolved:
-        return content.folder / value
+        found = next((path for one in _started_from(content.folder, value) if _is_file(path := one / value)), None)
+        return found or content.folder / value
     name = Path(value).name
     return None if "$" in name or name == ".py" else content.folder / name
+
+
+def _started_from(folder: Path, program: str) -> tuple[Path, ...]:
+    """Return the folders that a script may be started from: its own, and those above it.
+
+    A program without a folder in its name is looked for in the next one only: others may have a train.py of their own.
+    """
+    above = list(folder.resolve().parents)[: MAX_PARENTS if "/" in program else 1]
+    here = Path.cwd()
+    return folder, *(one.relative_to(here) if one.is_relative_to(here) else one for one in above)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # for example, the name is too long
+        return False
 
 
 def _content_of_run(path: str | Path) -> Content:

@@ -12,8 +12,9 @@ import msgspec
 from meshwright import file_access, similar
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.hf_arguments import as_parsed
 from meshwright.frameworks.key_table import read_table
-from meshwright.frameworks.load import content_of, open_file
+from meshwright.frameworks.load import MAX_PARENTS, content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
 from meshwright.frameworks.shell.values import WrittenFile
 from meshwright.frameworks.start_checks import TABLES, Style, broken_checks
@@ -99,14 +100,20 @@ def parse_arguments(argv: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
         if text.startswith("--"):
             name, equals, value = text[2:].replace("-", "_", text[2:].partition("=")[0].count("-")).partition("=")
             found[name] = msgspec.structs.replace(setting, value=value if equals else True)
-            several = name if name in LISTS else ""
+            several = name if name in LISTS or _takes_several(name) else ""
             name = "" if equals else name
         elif name:
             found[name] = setting
             name = ""
         elif several:
             found[several] = msgspec.structs.replace(setting, value=f"{found[several].value},{text}")
-    return {key: _typed(setting) for key, setting in found.items()}
+    return as_parsed({key: _typed(setting) for key, setting in found.items()}, read_table(TRL_KEYS))
+
+
+def _takes_several(name: str) -> bool:
+    """Return whether an argument is a list, whose items follow it."""
+    key = read_table(TRL_KEYS).find("", name)
+    return key is not None and "list" in key.types and "str" not in key.types
 
 
 def _typed(setting: SourcedValue) -> SourcedValue:
@@ -293,9 +300,6 @@ def _notes(
         yield f"the command names no length: {epochs:g} epochs, the Trainer's default; write train.epochs=N for another"
     if goal != "pretrain" and "data.dataset" not in values:
         yield f"the program names its data: {PLACEHOLDER} is a placeholder; write data.dataset=FILE or --dataset FILE"
-
-
-MAX_PARENTS = 3
 
 
 def open_referenced_file(content: Content, setting: SourcedValue) -> Content:

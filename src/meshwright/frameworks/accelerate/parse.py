@@ -16,8 +16,11 @@ from meshwright.frameworks.accelerate.job_environment import settings_of
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE, format_setting
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.hf_arguments import as_parsed, flags_without_value
+from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer import (
+    TRL_KEYS,
     Arguments,
     is_on,
     open_referenced_file,
@@ -139,7 +142,8 @@ def parse(content: Content) -> ParsedConfig:
     if launch is None:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
     own, of_job = started_program(content, launch.program), False
-    arguments = {**(file_arguments(own) if own is not None else {}), **parse_arguments(launch.args)}
+    given = _given(launch)
+    arguments = {**(file_arguments(own) if own is not None else {}), **given}
     of_file: Settings = {}
     if "config" in arguments and is_trl_script([str(launch.program.value)]):
         launch, arguments, of_file = _with_trl_file(content, launch, arguments)
@@ -168,13 +172,23 @@ def parse(content: Content) -> ParsedConfig:
     refused = refused_arguments("accelerate", parse_arguments(launch.args), own)
     parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused))
     if script.startswith(TRL) or TRL_SCRIPTS in script:
-        typed = {**of_file, **parse_arguments(launch.args)}
-        parsed = msgspec.structs.replace(parsed, findings=(*_trl_findings(typed), *parsed.findings))
+        theirs = (*_trl_findings({**of_file, **given}), *flags_without_value(launch.args, read_table(TRL_KEYS), "TRL"))
+        parsed = msgspec.structs.replace(parsed, findings=(*theirs, *parsed.findings))
     notes = parsed.notes if own is None else (*parsed.notes, f"the arguments of the program are read from {own.path}")
     notes = (*notes, UNSLOTH_NOTE) if own is not None and uses_unsloth(own) else notes
     if without_config or of_job:  # torchrun has the number of processes
         notes = (*(one for one in notes if "num_processes" not in one), *((NO_CONFIG,) if without_config else ()))
     return msgspec.structs.replace(parsed, program=program, env=launch.env, notes=notes)
+
+
+def _given(launch: LaunchCommand) -> dict[str, SourcedValue]:
+    """Return the arguments of a command; the parser of TRL's scripts completes shortened names."""
+    given, script = parse_arguments(launch.args), str(launch.program.value)
+    if not (script.startswith(TRL) or TRL_SCRIPTS in script):
+        return given
+    from meshwright.frameworks.front_ends import older_keys
+
+    return as_parsed(given, read_table(TRL_KEYS), shortened=True, older=(CONFIG, *older_keys.TRL))
 
 
 def _trl_findings(arguments: Arguments) -> Iterator[Finding]:
@@ -348,7 +362,7 @@ def _parsed(
     checkpointing = settings.get(f"{FSDP}fsdp_activation_checkpointing")
     if type_name == "FSDP" and checkpointing is not None and str(checkpointing.value).lower() == "true":
         field_values["layout.recompute"] = "full"
-        findings = tuple(_double_checkpointing(checkpointing, arguments))
+        findings = tuple(_double_checkpointing(checkpointing, arguments, is_trl_script([script])))
     findings = (*findings, *_overwritten_precision(settings, arguments), *_stops_without_validation(arguments))
     findings = (*findings, *unknown_names("accelerate", arguments))
     findings = (*findings, *start_findings({**arguments, **_mixed(effective)}, program.model, script))
@@ -608,9 +622,20 @@ def _filled_in(arguments: Arguments) -> dict[str, str]:
     return {name: name for name in (MARK, "gradient_accumulation_steps")} if MARK in arguments else {}
 
 
-def _double_checkpointing(setting: SourcedValue, arguments: Arguments) -> Iterator[Finding]:
-    """Yield a finding if layers would be recomputed twice, which transformers rejects."""
-    if is_on(arguments, "gradient_checkpointing"):
+def _double_checkpointing(setting: SourcedValue, arguments: Arguments, trl: bool) -> Iterator[Finding]:
+    """Yield a finding if layers would be recomputed twice, which transformers rejects; TRL recomputes by default."""
+    if trl and "gradient_checkpointing" not in arguments:
+        yield Finding(
+            "accelerate.double-checkpointing",
+            "error",
+            f"{FSDP}fsdp_activation_checkpointing",
+            "fsdp_activation_checkpointing and gradient_checkpointing, which TRL turns on by default, would checkpoint "
+            "the same layers twice",
+            ("--gradient_checkpointing false",),
+            file=setting.file,
+            line=setting.line,
+        )
+    elif is_on(arguments, "gradient_checkpointing"):
         yield Finding(
             "accelerate.double-checkpointing",
             "error",

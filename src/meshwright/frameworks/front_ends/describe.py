@@ -55,6 +55,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     isolates: bool = False  # whether it masks packed samples from each other with every attention kernel it names
     removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
     is_of_command: Callable[[str], bool] = lambda key: False  # keys of its files for its command, not its arguments
+    uses_click: bool = False  # parser of its command: click; else HfArgumentParser of transformers
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
@@ -208,6 +209,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         required=(("learning_rate",), ("datasets", "pretraining_dataset")),
         kernels=("use_dsv4_kernels", "use_glm_dsa_kernels", "fused_attn_kernel"),
         isolates=True,
+        uses_click=True,
     ),
     "llama-factory": FrontEnd(
         "llama-factory",

@@ -8,13 +8,14 @@ from typing import Any
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
 from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, has_both
 from meshwright.frameworks.front_ends.synonyms import synonym
+from meshwright.frameworks.hf_arguments import NO, is_switch
 from meshwright.frameworks.key_table import Key, KeyTable, near_name
 from meshwright.frameworks.other_versions import OLDER_ACCEPT
 from meshwright.frameworks.types import Settings
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import misspelled
 
-PROGRAM_OPTIONS = ("config", "no_gradient_checkpointing", "help", "launcher", "ray")
+PROGRAM_OPTIONS = ("config", "help", "launcher", "ray")
 NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule",
     "attn_implementation": "kernels", "attn_impl": "kernels", "flash_attn": "kernels"}  # fmt: skip
 """Keys whose values are names that transformers has; front ends add names of their own."""
@@ -42,6 +43,10 @@ def key_findings(
             reported.add(place)
             if key in one.removed.get(table, {}):
                 yield _removed(one, settings, key, is_command, table)
+                continue
+            if is_command and is_switch(known.find(owner, name.removeprefix(NO))):
+                message = f"{one.title} has no {shown}: {name.removeprefix(NO)} is off by default"
+                yield Finding("key.unknown", "error", key, message, (f"without {shown}",), setting.file, setting.line)
                 continue
             is_foreign = one.has_other_programs and not is_command  # the file's program may have keys of its own
             near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))

@@ -16,9 +16,17 @@ from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.data_columns import column_findings
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, QUANTIZED_LORA, FrontEnd, table
-from meshwright.frameworks.front_ends.keys import find_key, key_findings, plugin_findings, plugin_line, value_findings
+from meshwright.frameworks.front_ends.keys import (
+    PROGRAM_OPTIONS,
+    find_key,
+    key_findings,
+    plugin_findings,
+    plugin_line,
+    value_findings,
+)
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
+from meshwright.frameworks.hf_arguments import as_parsed, flags_without_value
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.other_losses import loss_of
@@ -95,7 +103,7 @@ def parse(one: FrontEnd, content: Content) -> ParsedConfig:
     launch = _launch(one, content)
     if launch is None:
         raise InputError(f"contains no training command of {one.title}", field="file", value=content.path)
-    arguments = _command_settings(content, launch)
+    arguments = _command_settings(one, content, launch)
     program = program_of(launch).split(" ")[0]
     return _parsed(one, content, arguments, _gpus(launch), one.programs[program], launch.env)
 
@@ -105,7 +113,7 @@ def with_command_settings(one: FrontEnd, content: Content) -> Content:
     launch = _launch(one, content) if content.format == "shell" else None
     if launch is None:
         return content
-    found = _command_settings(content, launch)
+    found = _command_settings(one, content, launch)
     settings = {key: msgspec.structs.replace(setting, value=_plain(setting.value)) for key, setting in found.items()}
     return msgspec.structs.replace(content, settings=settings)
 
@@ -114,13 +122,20 @@ def _plain(value: Any) -> Any:
     return resolve(value) if isinstance(value, str) and value else value
 
 
-def _command_settings(content: Content, launch: LaunchCommand) -> dict[str, SourcedValue]:
+def _command_settings(one: FrontEnd, content: Content, launch: LaunchCommand) -> dict[str, SourcedValue]:
     """Return the arguments of a command, and the settings of the file that it names."""
     arguments = _arguments(launch.args)
+    written = {name: setting for name, setting in arguments.items() if name not in PROGRAM_OPTIONS}
+    name = one.programs[program_of(launch).split(" ")[0]]
+    older = one.removed.get(name, {})
+    read = as_parsed(written, table(name), shortened=not one.uses_click, every_switch=one.uses_click, older=older)
+    arguments = {**{key: arguments[key] for key in arguments if key in PROGRAM_OPTIONS}, **read}
     named = next((arg for arg in launch.args if str(arg.value).endswith(CONFIGS)), None)
     file = arguments.pop("config", None) or (named if launch.args and named is launch.args[0] else None)
     if file is None:
         return arguments
+    if file is named:  # llamafactory-cli train FILE.yaml key=value
+        arguments |= {key: one for word in launch.args[1:] for key, one in _override(word)}
     try:
         return {**open_referenced_file(content, file).settings, **arguments}
     except InputError:
@@ -146,6 +161,13 @@ def _arguments(argv: tuple[SourcedValue, ...]) -> dict[str, SourcedValue]:
             many = [*before, text] if isinstance(before, list) else text if before is True else [before, text]
             found[name] = msgspec.structs.replace(word, value=many, line=found[name].line)
     return found
+
+
+def _override(word: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield the key and the value of an override after a file: key=value."""
+    key, equals, value = str(word.value).partition("=")
+    if equals and key.isidentifier():
+        yield key, msgspec.structs.replace(word, value=_plain(value))
 
 
 def _gpus(launch: LaunchCommand) -> GpuRequest:
@@ -181,6 +203,7 @@ def _parsed(
         *plugin_findings(one, settings),
         *column_findings(one, content.folder, settings, is_command),
         *(() if is_command else missing_keys(one, settings, keys)),
+        *_switches_without_value(one, content, known),
     )
     read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
     renamed = {key: new for key, (_, new) in one.removed.get(table_name, {}).items() if new and key in settings}
@@ -219,6 +242,11 @@ def _parsed(
         assumed=(*assumed, *(() if adapters else ("precision.master",))),
         program=msgspec.structs.replace(parsed.program, **_own_keys(one, known, settings, arguments, is_command)),
     )
+
+
+def _switches_without_value(one: FrontEnd, content: Content, known: KeyTable) -> Iterator[Finding]:
+    launch = _launch(one, content) if content.format == "shell" and not one.uses_click else None
+    return flags_without_value(launch.args, known, one.title) if launch is not None else iter(())
 
 
 def _start_findings(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from math import ceil
 
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
-from meshwright.similar import closest
+from meshwright.similar import closest, misspelled
 
 PLACE = "transformers/training_args.py: TrainingArguments._validate_args"
 FLASH_PLACE = "transformers/integrations/flash_attention.py: get_target_dtype"
-ON = ("1", "yes", "t", "y")  # true, as commands may write it
 TRAINER_PLACE = "transformers/trainer.py: Trainer.__init__"
 
 
@@ -100,9 +99,15 @@ def _known_reporter(given: Given) -> Changes:
 
 
 def _unknown_fsdp(given: Given) -> str:
+    """Return a mistyped option; front ends have names and files of their own."""
     words = given.text("fsdp").replace(",", " ").split() if given.is_on("fsdp") else []
-    named = (one for one in words if not one.endswith(".json"))  # ms-swift takes the file of a config here
-    return next((one for one in named if one not in FSDP_OPTIONS and one not in ON), "")
+    unknown = (one for one in words if one not in FSDP_OPTIONS)
+    return next((one for one in unknown if misspelled(one, FSDP_OPTIONS)), "")
+
+
+def _known_fsdp(given: Given) -> Changes:
+    unknown = _unknown_fsdp(given)
+    return {"fsdp": given.text("fsdp").replace(unknown, misspelled(unknown, FSDP_OPTIONS)[0])}
 
 
 def computes_in_fp32(given: Given) -> bool:
@@ -163,7 +168,7 @@ TRAINER = Table(
             "{report_to} names no tracker that transformers has", _known_reporter,
             "transformers/integrations/integration_utils.py: get_reporting_integration_callbacks"),
         StartCheck("fsdp", lambda given: bool(_unknown_fsdp(given)), "{fsdp} is no option of FSDP",
-            {"fsdp": "full_shard auto_wrap"},
+            _known_fsdp,
             "transformers/training_args.py: TrainingArguments._apply_legacy_fsdp_to_config"),
         StartCheck("bf16_full_eval", together("bf16_full_eval", "fp16_full_eval"),
             "{bf16_full_eval} and {fp16_full_eval} exclude each other", {"fp16_full_eval": False}, PLACE),
