@@ -71,7 +71,8 @@ def _require_supported(fields: Fields, traits: Traits) -> None:
         value = fields.raw(key) if known else values[0]
         if value not in values:
             shown = " or ".join(json.dumps(one) for one in values)
-            refuse = fields.unsupported if key in traits.inspected and isinstance(value, str) else fields.error
+            built = key in traits.inspected or key in fields.fallbacks  # a key of transformers' config class
+            refuse = fields.unsupported if built and isinstance(value, type(values[0])) else fields.error
             raise refuse(key, f"this architecture is only supported with {shown}")
 
 
