@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -171,6 +170,8 @@ def _address() -> SplitResult:
 
 
 def _connects() -> bool:
+    import socket  # here, not above: plans of catalogue models do not need it, and it takes milliseconds
+
     address = _address()
     host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")

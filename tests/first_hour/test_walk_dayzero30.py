@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,27 @@ def test_a_renamed_dbrx_is_counted_with_its_experts() -> None:
     config["attn_config"] = {**config["attn_config"], **common}
     params = spec_from_config(config, "mine").params
     assert [params.total, params.routed] == case["params"]
+
+
+@pytest.mark.usefixtures("described_here")
+def test_a_bias_that_the_reader_does_not_know_is_inspected_where_the_class_has_it() -> None:
+    config = DECODERS["falcon_h1"]["config"]
+    plain, biased = (spec_from_config({**config, "mamba_proj_bias": on}, "mine") for on in (False, True))
+    assert plain.inspected_by == ""
+    assert "FalconH1ForCausalLM" in biased.inspected_by
+    assert biased.params.total > plain.params.total
+
+
+def test_recommend_loads_no_parser_of_another_framework() -> None:
+    program = """
+import sys
+from meshwright.cli.run import run
+try:
+    run(["recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft"])
+except SystemExit:
+    pass
+parsers = ("shell", "accelerate.parse", "automodel.parse", "torchtitan.parse")
+print(*(name for name in parsers if f"meshwright.frameworks.{name}" in sys.modules), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""

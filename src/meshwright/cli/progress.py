@@ -7,7 +7,6 @@ work takes.
 from __future__ import annotations
 
 import gc
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +103,8 @@ class _Line(_Shown):
 
     def write(self, text: str) -> None:
         """Write over the last text."""
+        import shutil  # here, not above: it takes milliseconds, and a quick command writes no progress
+
         _write(START_OF_LINE + text[: shutil.get_terminal_size().columns - 1])
 
     def next_wait(self, seconds: float) -> float:

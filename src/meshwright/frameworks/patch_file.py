@@ -130,7 +130,7 @@ def referenced_file(imported: ImportedFile) -> ImportedFile | None:
     parsed = imported.settings.parsed
     if parsed.referenced is None:
         return None
-    from meshwright.frameworks.deepspeed import FRAMEWORK
+    from meshwright.frameworks.deepspeed.definition import FRAMEWORK
 
     try:
         content = open_file(parsed.referenced.files[0])

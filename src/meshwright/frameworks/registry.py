@@ -61,7 +61,7 @@ def framework(name: str) -> Framework:
     plain = name.strip().lower().replace("_", "-")
     if plain not in READ:
         raise unknown("framework", name, (*READ, *FRONT_ENDS, "meshwright"))
-    found: Framework = import_module(f"meshwright.frameworks.{plain.replace('-', '_')}").FRAMEWORK
+    found: Framework = import_module(f"meshwright.frameworks.{plain.replace('-', '_')}.definition").FRAMEWORK
     return found
 
 

@@ -388,6 +388,7 @@ def _index() -> dict[tuple[str, ...], str]:
     return index
 
 
+@lru_cache(maxsize=4096)
 def _normalize(text: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Return a name as alphanumeric words with sizes in millions: "Qwen2.5-0.5B" is ("qwen25", "500m").
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -133,6 +132,8 @@ def _numbers(value: Any) -> Iterator[int]:
 @lru_cache(maxsize=32)
 def _described(config: str) -> dict[str, Any]:
     """Return the description that the inspecting process prints."""
+    import subprocess  # here, not above: plans of catalogue models do not need it, and it takes milliseconds
+
     command = [sys.executable, "-m", PROGRAM]
     try:
         done = subprocess.run(command, input=config, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -60,6 +59,8 @@ def _text_only(path: str, size: int, changed: int) -> bool:
         return False
     if name.endswith(".txt"):
         return True
+    import gzip  # here, not above: plans of catalogue models do not need it, and it takes milliseconds
+
     raw = b""
     with suppress(EOFError, gzip.BadGzipFile):
         raw = gzip.decompress(file.read_bytes()) if name.endswith(".gz") else file.read_bytes()

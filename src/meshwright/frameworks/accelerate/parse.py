@@ -669,7 +669,7 @@ def _read_deepspeed_config(
     except InputError:
         return None
     from meshwright.frameworks.check import check
-    from meshwright.frameworks.deepspeed import FRAMEWORK
+    from meshwright.frameworks.deepspeed.definition import FRAMEWORK
     from meshwright.frameworks.deepspeed.parse import parse_json
     from meshwright.frameworks.mapping import map_to_recipe
 

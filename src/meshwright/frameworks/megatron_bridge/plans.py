@@ -54,7 +54,7 @@ def _without_key(plan: Plan, row: bridge_recipes.BridgeRecipe) -> str | None:
 
 def _refused_export(plan: Plan) -> str | None:
     """Return why export writes no Python file for a plan, or None."""
-    from meshwright.frameworks.megatron_bridge import FRAMEWORK
+    from meshwright.frameworks.megatron_bridge.definition import FRAMEWORK
 
     try:
         write(FRAMEWORK, _recipe(plan), plan.case.model, plan.question.cluster)

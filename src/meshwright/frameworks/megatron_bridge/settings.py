@@ -78,7 +78,7 @@ def difference(
     recipe: Recipe, model: ModelSpec, row: bridge_recipes.BridgeRecipe | None = None, *, python: bool = False
 ) -> Difference:
     """Return the settings of a recipe that differ from its base, or from the common recipe."""
-    from meshwright.frameworks.megatron_bridge import FRAMEWORK
+    from meshwright.frameworks.megatron_bridge.definition import FRAMEWORK
 
     base = row.recipe() if row else bridge_recipes.common(recipe.goal)
     parts = split_keys(recipe)  # no row of the key map: elsewhere, dataset.split names a split of a dataset

@@ -14,7 +14,7 @@ from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import torchrun_gpu_request
-from meshwright.frameworks.deepspeed import FRAMEWORK as DEEPSPEED
+from meshwright.frameworks.deepspeed.definition import FRAMEWORK as DEEPSPEED
 from meshwright.frameworks.deepspeed.parse import normalize
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.mapping import map_to_recipe
