@@ -227,3 +227,31 @@ def test_weights_to_download_or_convert_refuse_no_engine() -> None:
     download, convert = "download_hf_assets.py --repo_id meta-llama/Meta-Llama-3-8B", "convert_checkpoints.py import"
     assert any(download in one for one in sides["torchtitan"]["reasons"])
     assert any(convert in one for one in sides["megatron"]["reasons"])
+
+
+TITAN_FUNCTION = """from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.trainer import Trainer
+from . import model_registry
+
+def llama3_70b_telco() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("70B"),
+        training=TrainingConfig({}, steps=95368),
+        parallelism=ParallelismConfig(tensor_parallel_degree=16),
+    )
+"""
+SAMPLES = "local_batch_size=8, global_batch_size=512, seq_len=8192"
+MIXED = "local_batch_size=8, global_batch_size=512, max_context_length=8192"
+TOKENS = "num_tokens_per_microbatch_per_dp_rank=65536, num_tokens_per_train_step=4194304, max_context_length=8192"
+
+
+@pytest.mark.parametrize("lengths", [SAMPLES, MIXED, TOKENS])
+def test_keys_of_another_version_count(folder: Path, lengths: str) -> None:
+    (folder / "config_registry.py").write_text(TITAN_FUNCTION.format(lengths))
+    words = ("check", "config_registry.py", "--gpus", "cluster.toml", "--model", "llama-3.3-70b", "--json")
+    found = call(*words, "--advice").json["findings"]
+    assert "batch.too-few-tokens" not in [one["rule"] for one in found]  # 16,000 tokens per GPU and step
+    fixes = " ".join(text for one in found if one["rule"] != "torchtitan.other-version" for text in one["fix"])
+    assert "tensor_parallel_degree=8" in fixes
+    if lengths != SAMPLES:  # a file that counts in samples is one of 0.3.0
+        assert not any(f"--training.{key}=" in fixes for key in ("local_batch_size", "global_batch_size", "seq_len"))

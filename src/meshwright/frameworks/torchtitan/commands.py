@@ -12,6 +12,7 @@ import msgspec
 from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.torchtitan.format_override import flag, flag_030, flag_main
+from meshwright.frameworks.torchtitan.python_config import config_functions
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.torchtitan import SAMPLE_KEYS, TOKEN_KEYS
@@ -162,6 +163,11 @@ def formatter_for(content: Content) -> Callable[[str, Any], str]:
     """Return the formatter for a file or command: TOML, or flags of 0.2, 0.3.0 or main."""
     if content.format == "toml":
         return format_toml
+    if content.format == "python":
+        functions = config_functions(content)
+        named = content.settings.get("config")
+        one = functions.get(str(named.value)) if named is not None else next(iter(functions.values()), None)
+        return flag_030 if one is not None and counts_samples(one.settings) else flag_main
     run = next(runs(content), None)
     if run is None:
         return flag

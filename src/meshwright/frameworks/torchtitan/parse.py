@@ -37,7 +37,13 @@ from meshwright.frameworks.torchtitan.python_config import (
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import ConfigKey, config_keys
-from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, LOCAL_BATCH, MICRO_BATCH_TOKENS, SAMPLE_KEYS
+from meshwright.recipes.key_maps.torchtitan import (
+    CONTEXT_LENGTH,
+    LOCAL_BATCH,
+    MICRO_BATCH_TOKENS,
+    SAMPLE_KEYS,
+    TOKEN_KEYS,
+)
 from meshwright.rules.rule import Finding
 
 TABLE = "torchtitan"
@@ -136,21 +142,26 @@ def _findings_of_others(path: str, text: str, first: str) -> tuple[Finding, ...]
 def _parse_function(content: Content, function: ConfigFunction) -> ParsedConfig:
     written = dict(function.settings)
     recompute = written.pop("activation_checkpoint.mode", None)  # a class here, a mode in the key map
+    released = counts_samples(written)
     settings, findings = _in_version(written, CURRENT_DAY)
+    if released:  # a file of 0.3.0: its batch sizes count, and main's keys are named beside them
+        settings |= {key: written[key] for key in SAMPLE_KEYS if key in written}
+        settings = {key: setting for key, setting in settings.items() if key not in TOKEN_KEYS}
     flavor = function.flavor
     named = "" if flavor is None or flavor.unresolved else str(flavor.value)
     model = flavor_model(module_of(content), named) if named else None
     source = SourcedValue(function.name, function.line, content.path)
     settings["activation_checkpoint.mode"] = recompute or msgspec.structs.replace(source, value="none")
     settings.setdefault("activation_checkpoint.selective_ac_option", msgspec.structs.replace(source, value="op"))
-    notes = [f"checked against torchtitan main of {CURRENT_DAY}: literals of {function.name}, nothing executed"]
+    version = RELEASED if released else f"main of {CURRENT_DAY}"
+    notes = [f"checked against torchtitan {version}: literals of {function.name}, nothing executed"]
     tp_is_sp = "parallelism.enable_sequence_parallel" not in settings
     parsed = _parsed(content, settings, model, notes, findings, tp_is_sp)
     return msgspec.structs.replace(
         parsed,
         name=function.name,
         suppressed_rules=(*LIMITS_OF_02, *(("graphs.syncing-dispatch",) if function.dispatcher else ())),
-        version=VERSION_MAIN,
+        version=VERSION_030 if released else VERSION_MAIN,
         field_values={**parsed.field_values, "kernels.loss": "chunked"},
         unknown_fields=() if function.complete else FIELDS_OF_MISSING_FILE,
     )  # fmt: skip
@@ -358,7 +369,25 @@ def _in_version(
         findings.append(
             Finding("torchtitan.other-version", "error", key, reason, fix, file=setting.file, line=setting.line)
         )
+        if (moved := _moved(config_key, setting, settings, day)) is not None and moved[0] not in settings:
+            kept[moved[0]] = msgspec.structs.replace(setting, value=moved[1])  # the figures count what was meant
     return kept, tuple(findings)
+
+
+def _moved(
+    config_key: ConfigKey, setting: SourcedValue, settings: Mapping[str, SourcedValue], day: str
+) -> tuple[str, Any] | None:
+    """Return the key of a version that has the meaning of another version's key, and its value there."""
+    if setting.unresolved:
+        return None
+    if day != CURRENT_DAY:
+        older = OLDER_KEYS.get(config_key.key)
+        return (older, setting.value) if older else None
+    texts = _instead(config_key, setting, settings)
+    found = re.fullmatch(r"--([\w.]+)=(.+)", texts[0]) if texts else None
+    if found is None or found[1] not in config_keys(TABLE) or ("tokens" in found[1] and not found[2].isdigit()):
+        return None
+    return found[1], int(found[2]) if "tokens" in found[1] else setting.value
 
 
 def _instead(config_key: ConfigKey, setting: SourcedValue, settings: Mapping[str, SourcedValue]) -> tuple[str, ...]:
@@ -381,6 +410,8 @@ def _instead(config_key: ConfigKey, setting: SourcedValue, settings: Mapping[str
 def _absence(config_key: ConfigKey, day: str) -> str:
     """Return why a key does not exist on a day, or an empty string if it does."""
     if config_key.until and config_key.until <= day:
+        if config_key.key in SAMPLE_KEYS:
+            return f"{config_key.key} is of the 0.2 line and 0.3.0; main counts in tokens (since {config_key.until})"
         return f"{config_key.key} belongs to the 0.2 line and was removed (until {config_key.until})"
     if config_key.since and config_key.since > day:
         return f"{config_key.key} was added after the 0.2 line (since {config_key.since})"
