@@ -14,7 +14,7 @@ TAG = re.compile(r"(<[^>]*>)")  # templates and escaped values have no > inside 
 UNTOUCHED = frozenset(
     ("a", "button", "code", "data", "h1", "option", "pre", "script", "select", "style", "summary", "svg", "textarea")
 )
-"""Elements whose text is no prose, or that may not contain a link."""
+"""Elements whose text is no prose, or that may not contain a link; data-plain is for other elements like these."""
 WHOLE = frozenset(("dt", "figcaption", "h2", "h3", "label", "legend", "li", "span", "th"))
 """Elements that are marked if a term is all of their text: words such as plan or other are terms only there."""
 SECTIONS = frozenset(("form", "nav", "section"))
@@ -70,7 +70,7 @@ class _Marker:
                     pass
             self.untouched -= self.untouched > 0
         elif name not in VOID and not text.endswith("/>"):
-            self.untouched += bool(self.untouched) or name in UNTOUCHED
+            self.untouched += bool(self.untouched) or name in UNTOUCHED or " data-plain" in text
             self.open.append(name)
         if name in SECTIONS:
             self.seen = set()
