@@ -103,3 +103,10 @@ def llama3_8b() -> Trainer.Config:
 def test_keys_that_torchtitan_renamed_lately(tmp_path: Path) -> None:
     old = _found(tmp_path, "config_registry.py", TITAN.replace("MORE", ""))
     assert old["training.seq_len"] == "warning"
+
+
+@pytest.mark.parametrize("key", ["checkpoint.looad=x", "logger.svae_config_filepath=x", "dataset.sseed=1"])
+def test_a_misspelled_key_of_megatron_bridge_is_an_error(tmp_path: Path, key: str) -> None:
+    command = "uv run torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config"
+    found = _found(tmp_path, "train.sh", f"#!/bin/bash\n{command} {key}\n")
+    assert found[key.partition("=")[0]] == "error"

@@ -25,6 +25,8 @@ REMOVED = ("key.removed", "torchtitan.other-version")
 RECENT = ("0.16", "0.17", "0.18", "0.19", "0.20", "2026")
 """Starts of the last versions and dates of keys that files in use may still have: about a year before our tables."""
 OLDER_ACCEPT = "older versions accept"  # in the finding of a front end's key
+WITHOUT_SUGGESTIONS = ("megatron-bridge",)
+"""Frameworks most of whose keys are never suggested: an unknown key without a suggestion may be a typing error."""
 _ABSENT = re.compile(r"\b(has no|does not accept|ignores)\b")
 _MEANT = re.compile(
     r"did you mean|use dashes|it is written|already set|is its opposite|that is the default|is a module"
@@ -50,14 +52,16 @@ def _depends(framework: Framework, settings: Settings, finding: Finding) -> bool
     """Return whether a finding is right only for some versions of the framework."""
     if finding.rule in (*UNKNOWN, *UNKNOWN_BRIDGE):
         is_absent = bool(_ABSENT.search(finding.message)) and not _MEANT.search(finding.message)
-        return is_absent and not _is_of_another_place(framework, finding)
+        return is_absent and not _is_a_mistake(framework, finding)
     if finding.rule == "value.invalid":
         return _is_variant(finding)
     return finding.rule in REMOVED and _recently_removed(framework, settings, finding)
 
 
-def _is_of_another_place(framework: Framework, finding: Finding) -> bool:
-    """Return whether our tables have a key, in another section or for another program: a mistake in every version."""
+def _is_a_mistake(framework: Framework, finding: Finding) -> bool:
+    """Return whether a key is a mistake in every version: our tables have it elsewhere, or it may be misspelled."""
+    if finding.rule == "key.unknown" and framework.name in WITHOUT_SUGGESTIONS:
+        return True
     section, _, name = finding.field.rpartition(".")
     if finding.rule == "key.unknown" and framework.name == "megatron-lm":
         return finding.field in all_program_flags()
