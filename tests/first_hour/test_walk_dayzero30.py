@@ -117,3 +117,18 @@ print(*(name for name in parsers if f"meshwright.frameworks.{name}" in sys.modul
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""
+
+
+def test_an_unknown_type_says_how_a_class_of_transformers_is_named(inspected: Any) -> None:
+    pytest.importorskip("transformers")
+    config = {**DECODERS["dbrx"]["config"], "model_type": "mine", "architectures": ["MineForCausalLM"]}
+    code, _, err = inspected(config)
+    assert code == 2
+    assert 'list that class in "architectures"' in err
+
+
+def test_a_negative_width_of_heads_has_no_negative_fix(inspected: Any) -> None:
+    code, _, err = inspected({**DECODERS["gpt_neox"]["config"], "model_type": "llama", "head_dim": -7})
+    assert code == 2
+    assert "between 1 and" in err
+    assert "-6" not in err

@@ -25,6 +25,10 @@ from .trained_folder import not_a_model
 
 MAX_BYTES = 5_000_000
 SECTIONS = ("text_config", "vision_config", "llm_config", "audio_config", "quantization_config")
+OTHER_NAME = (
+    "transformers has no language model of this type either; if one of its classes builds this model under another "
+    'name, list that class in "architectures", and it is inspected'
+)
 NESTED = ("step3p7",)  # read if the file has the decoder alone; with its encoder it is inspected
 
 
@@ -161,6 +165,8 @@ def _model_type(config: Mapping[str, Any]) -> str:
         # no did-you-mean: a config with another model_type is another model, so none is a fix
         known = ", ".join(known_architectures())
         reason = f"unknown architecture {model_type!r}; known: {known}"
+        if has_transformers():
+            reason += f"; {OTHER_NAME}"
         raise InputError(reason, field="model_type", value=model_type, fix=() if has_transformers() else (WAY_OUT,))
     return model_type
 

@@ -163,7 +163,7 @@ def _check_head_width(section: Mapping[str, Any], where: str, model_type: str) -
     if head is None and _is_int(hidden) and _is_int(heads) and heads > 0 and hidden % heads == 0:
         head, field = hidden // heads, "num_attention_heads"
         reason = f"gives heads of {head} channels (hidden_size={hidden}), and RoPE rotates pairs: they must be even"
-    if not _is_int(head):
+    if not _is_int(head) or head < 1:  # the reader says what a size can be
         return
     rope = section.get("rope_parameters")
     share = section.get("partial_rotary_factor") or (isinstance(rope, dict) and rope.get("partial_rotary_factor")) or 1
