@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.costs.activations import residual_shards
 from meshwright.costs.flops import core_flops, training_factor, vision_flops
-from meshwright.costs.gemm import Linear, expert_rows, gradient_s, linear_s, linears, side_bytes
+from meshwright.costs.gemm import Linear, expert_rows, fuses_experts, gradient_s, linear_s, linears, side_bytes
 from meshwright.costs.memory import recomputed_share, tokens
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages, trains_mtp
@@ -130,7 +130,7 @@ def _touched(case: Case, speed: Speeds, layer: Layer) -> Column:
         inner = ffn.latent or hidden
         copies = ffn.topk * expert_rows(case, speed, ffn) / shards
         # permuting reads and writes every copy, unpermuting reads them and writes one; the router works in fp32
-        acted = ((3 if ffn.gated else 2) + UNFUSED_BIAS * ffn.bias) * ffn.width
+        acted = 0 if fuses_experts(case) else ((3 if ffn.gated else 2) + UNFUSED_BIAS * ffn.bias) * ffn.width
         total = total + copies * (3 * inner + acted) + (inner + 8 * ffn.experts) / shards
         total = total + 2 * copies * inner * (etp - 1)  # gathered for the ranks that share an expert
         beside = ffn.shared_width + (ffn.parallel.width if ffn.parallel else 0)

@@ -163,5 +163,20 @@ def side_bytes(case: Case, speed: Speeds, found: list[Linear]) -> Column:
         adapter = speed.shared.adapter_bytes * (1.0 if linear.expert else speed.engine.adapters)
         moved = (0.0 if linear.precision else each) + adapter * (linear.name in targets)
         if moved:
-            total = total + moved * linear.copies * linear.rows * (linear.inputs + linear.outputs)
+            total = total + moved * linear.copies * linear.rows * _outside(case, linear)
     return total
+
+
+def _outside(case: Case, linear: Linear) -> Column:
+    """Return the widths that are quantized by kernels of their own: not those between the matmuls of fused experts."""
+    if linear.expert and fuses_experts(case):
+        return linear.inputs if linear.name == "fc1" else linear.outputs
+    return linear.inputs + linear.outputs
+
+
+def fuses_experts(case: Case) -> bool:
+    """Return whether an expert's activation and its quantization are part of its grouped matmuls.
+
+    Megatron's recipes that capture the whole iteration do so in MXFP8 (use_transformer_engine_op_fuser).
+    """
+    return bool(case.engine == "megatron" and case.cuda_graphs == "full_iteration" and case.matmul == "mxfp8")
