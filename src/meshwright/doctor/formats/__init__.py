@@ -43,11 +43,22 @@ def detect_format(lines: Sequence[Line]) -> tuple[Format | None, int]:
     """Return the format of a log, and how many of its lines report a step."""
     *named, general = FORMATS  # records of frameworks are also JSON with a step and a loss
     for formats in (named, [general]):
-        steps = [sum(_is_step(one, line.text) for line in lines) for one in formats]
+        steps = _step_counts(lines, formats)
         if most := max(steps):
             return formats[steps.index(most)], most
     marks = [sum(bool(one.marks.search(line.text)) for line in lines) for one in FORMATS]
     return (FORMATS[marks.index(max(marks))] if max(marks) else None), 0
+
+
+def _step_counts(lines: Sequence[Line], formats: Sequence[Format]) -> list[int]:
+    """Return how many lines report a step, for each format; lines without any hint are seen once, not per format."""
+    hints = tuple(dict.fromkeys(hint for one in formats for hint in one.hints))
+    counts = [0] * len(formats)
+    for line in lines:
+        if has_any(line.text, hints):
+            for number, one in enumerate(formats):
+                counts[number] += _is_step(one, line.text)
+    return counts
 
 
 def _is_step(one: Format, text: str) -> bool:

@@ -48,8 +48,11 @@ def lines_of(text: str) -> Iterator[Line]:
 
 
 def has_any(text: str, words: Sequence[str]) -> bool:
-    """Return whether a text contains one of some words: much faster than a regular expression."""
-    return any(word in text for word in words)
+    """Return whether a text contains one of some words: much faster than a regular expression or any()."""
+    for word in words:  # noqa: SIM110  # called several times for every line of a log
+        if word in text:
+            return True
+    return False
 
 
 def number(text: str | None) -> float | None:
@@ -70,16 +73,19 @@ def positive(text: str | None) -> float | None:
 
 def figures_of(fields: Mapping[str, re.Pattern[str]], text: str, above_zero: Sequence[str]) -> dict[str, Any]:
     """Return the figures of a line by name; zeros of some are placeholders and left out."""
-    found = {name: number(match[1]) for name, regex in fields.items() if (match := regex.search(text))}
-    return {
-        name: value
-        for name, value in found.items()
-        if value is not None and (name not in above_zero or positive(str(value)))
-    }
+    found: dict[str, Any] = {}
+    for name, regex in fields.items():
+        match = regex.search(text)
+        value = None if match is None else number(match[1])
+        if value is not None and (name not in above_zero or (math.isfinite(value) and value > 0)):
+            found[name] = value
+    return found
 
 
 def merge_header(header: dict[str, Any], fields: dict[str, Any]) -> None:
     """Add the header fields of a line; overrides of several lines are merged."""
+    if not fields:
+        return
     overrides = {**header.get("overrides", {}), **fields.pop("overrides", {})}
     header |= fields
     if overrides:
