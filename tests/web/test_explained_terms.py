@@ -35,6 +35,7 @@ def test_terms_in_sentences_have_a_meaning() -> None:
         ('<button type="button">LoRA</button><h1>LoRA</h1><svg><title>tp</title></svg><p>LoRA</p>', ["lora"]),
         (f"<p>{term_link('tp', 'tensor parallel')}, so tp is 2</p>", ["tp"]),
         ("<p>a &lt;tp&gt; b</p>", ["tp"]),
+        ("<label><input type=radio> LoRA</label><p>LoRA</p>", ["lora"]),
         ("<dl><dt>strategy</dt><dd data-plain>fsdp2</dd></dl>", ["strategy"]),  # two links would be too close to tap
         ("<dl data-plain><dt>optimizer</dt></dl><dl><dt>optimizer</dt></dl>", ["optimizer"]),
     ],

@@ -12,10 +12,10 @@ from meshwright.api.terms import IN_SENTENCES, meanings
 LINK = Markup('<a class="term" href="/glossary#{}" data-meaning="{}">{}</a>')
 TAG = re.compile(r"(<[^>]*>)")  # templates and escaped values have no > inside an attribute
 UNTOUCHED = frozenset(
-    ("a", "button", "code", "data", "h1", "option", "pre", "script", "select", "style", "summary", "svg", "textarea")
-)
+    ("a", "button", "code", "data", "h1", "label", "option", "pre", "script", "select", "style", "summary", "svg")
+) | {"textarea"}
 """Elements whose text is no prose, or that may not contain a link; data-plain is for other elements like these."""
-WHOLE = frozenset(("dt", "figcaption", "h2", "h3", "label", "legend", "li", "span", "th"))
+WHOLE = frozenset(("dt", "figcaption", "h2", "h3", "legend", "li", "span", "th"))
 """Elements that are marked if a term is all of their text: words such as plan or other are terms only there."""
 SECTIONS = frozenset(("form", "nav", "section"))
 VOID = frozenset(("br", "hr", "img", "input", "link", "meta", "wbr"))
