@@ -228,7 +228,7 @@ def _parsed(
     notes = [note for note in parsed.notes if "num_processes" not in note and "placeholder" not in note]
     if why:
         notes.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
-    assumed = ("data.seq_length",) if not {"max_length", "cutoff_len"} & arguments.keys() else ()
+    assumed: tuple[str, ...] = ("data.seq_length",) if not {"max_length", "cutoff_len"} & arguments.keys() else ()
     assumed += ("layout.strategy",) if _leaves_sharding_open(settings, zero, is_command or bool(adapters)) else ()
     return msgspec.structs.replace(
         parsed,
