@@ -132,3 +132,16 @@ def test_a_negative_width_of_heads_has_no_negative_fix(inspected: Any) -> None:
     assert code == 2
     assert "between 1 and" in err
     assert "-6" not in err
+
+
+def test_generated_tokens_without_visible_text_are_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meshwright: Any
+) -> None:
+    pytest.importorskip("torch")
+    from meshwright.engine.post_training import generate as module
+
+    blank = module.GenerateResult(" \n", 2, 5, 0.1, False, "cpu")
+    monkeypatch.setattr(module, "generate", lambda *given: blank)
+    found = meshwright("generate", str(tmp_path), "Hello")
+    assert found.code == 0
+    assert "5 tokens without visible text" in found.err

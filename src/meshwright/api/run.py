@@ -626,6 +626,9 @@ def generate(request: requests.Generate) -> GenerateResponse:
     )
     prompt = _prompt_text(request.prompt)
     done = sample(request.source, prompt, asking, request.checkpoint)
+    if not done.text.strip():
+        tokens = plural(done.new_tokens, "token")
+        note(f"the model generated {tokens} without visible text (the end of the text, other special tokens or blanks)")
     return copied(GenerateResponse, done, prompt=prompt)
 
 
