@@ -255,3 +255,14 @@ def test_keys_of_another_version_count(folder: Path, lengths: str) -> None:
     assert "tensor_parallel_degree=8" in fixes
     if lengths != SAMPLES:  # a file that counts in samples is one of 0.3.0
         assert not any(f"--training.{key}=" in fixes for key in ("local_batch_size", "global_batch_size", "seq_len"))
+
+
+@pytest.mark.parametrize("word", ["pyxis", "enroot", "nccl-tests", "bus bandwidth", "busbw"])
+def test_words_of_clusters_are_explained(word: str) -> None:
+    assert call("explain", word).code == 0
+
+
+def test_an_unused_deviation_is_removed(folder: Path) -> None:
+    (folder / "a.sh").write_text(SCRIPT.format(f"{WEIGHTS} {SCALED} --init-method-std 0.0134"))
+    found = call("check", "a.sh", "--gpus", "cluster.toml", "--json").json["findings"]
+    assert [one["fix"] for one in found if one["rule"] == "weights.init-std-unused"] == [["without --init-method-std"]]

@@ -108,6 +108,17 @@ TERMS = {
     "ibv_devinfo lists them",
     "nccl_ib_gid_index": "environment variable with the index of the RoCE address that NCCL uses: that of a RoCEv2 GID "
     "on every node (show_gids), mostly 3",
+    "enroot": "NVIDIA's container runtime without root: it unpacks a Docker image to a squashfs file (enroot import "
+    "docker://IMAGE) and starts it as the user",
+    "pyxis": "the SLURM plugin that runs a step in an Enroot container: srun --container-image=FILE.sqsh "
+    "--container-mounts=/data:/data; meshwright launch --container-kind pyxis writes it",
+    "nccl_tests": "NVIDIA's benchmarks of NCCL's collectives (github.com/NVIDIA/nccl-tests): all_reduce_perf -b 8 "
+    "-e 8G -f 2 -g 1 over the job's nodes prints the bus bandwidth per message size; comparing pairs of nodes finds a "
+    "slow one",
+    "bus_bandwidth": "busbw of nccl-tests: the rate of the slowest link, comparable with its hardware: for all-reduce "
+    "2 × (n - 1) / n × bytes / time. Over several nodes large messages usually reach 80 to 95 % of a GPU's network "
+    "rate times the GPUs of a node: 320 to 390 GB/s on 8 × 400 Gb/s",
+    "busbw": "bus bandwidth, the column of nccl-tests to compare with the links; meshwright explain bus_bandwidth",
     "doctor": "the command that diagnoses a run from its logs",
 }
 """Term → meaning."""

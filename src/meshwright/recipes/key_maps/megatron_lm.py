@@ -32,7 +32,7 @@ MODEL_KEYS = (
     ConfigKey("moe_router_topk", "architecture.topk", default=2),
     ConfigKey("rotary_base", "architecture.rope_theta", default=10000),
     ConfigKey("norm_epsilon", "architecture.norm_eps", default=1e-5),
-    ConfigKey("init_method_std", "train.init_std", note="0.02 when unset"),
+    ConfigKey("init_method_std", "train.init_std", {"null": "0.0"}, note="0.02 when unset"),
     ConfigKey("mtp_num_layers", default=None),
     ConfigKey("mtp_loss_scaling_factor", default=0.1),
 )
