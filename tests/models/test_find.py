@@ -245,11 +245,15 @@ def test_a_few_letters_of_nonsense_suggest_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["no_such_type", "vit", "t5"])
-def test_an_unknown_architecture_suggests_no_other(tmp_path: Path, kind: str) -> None:
+def test_an_unknown_architecture_names_the_ways_on(tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama3_8b") | {"model_type": kind}))
-    with pytest.raises(InputError, match=r"unknown architecture .*; known: .*llama") as caught:
+    with pytest.raises(InputError, match=r"unknown architecture .* docs/models.md lists the known types") as caught:
         find(str(tmp_path))
-    assert list(caught.value.fix) == []
+    other_name, newer, as_known, as_a_row = caught.value.fix
+    assert 'list the class in "architectures"' in other_name
+    assert "pip install -U transformers" in newer
+    assert '"model_type": "llama", if it computes what llama does' in as_known
+    assert "CONTRIBUTING.md, Add a model" in as_a_row
     assert str(tmp_path) in str(caught.value)
 
 

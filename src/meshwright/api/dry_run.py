@@ -78,9 +78,9 @@ def _execute(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | Non
     require_traced(find(recipe.model))
     extras.require("dryrun", *extras.ENGINE)
     from meshwright.dryrun import cpu_budget, run
-    from meshwright.engine.warning_filters import no_enum_warnings
+    from meshwright.engine.warning_filters import no_needless_warnings
 
-    no_enum_warnings()
+    no_needless_warnings()
     cpu_budget.require_memory(recipe, cluster, processes)
     try:
         return run.dry_run(recipe, cluster, exact=exact, processes=processes, progress=progress or (lambda _: None))

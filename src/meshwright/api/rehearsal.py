@@ -123,9 +123,9 @@ def _run(
     network: Network | None,
     kept: Sequence[str] = (),
 ) -> Rehearsal:
-    from meshwright.engine.warning_filters import no_enum_warnings
+    from meshwright.engine.warning_filters import no_needless_warnings
 
-    no_enum_warnings()
+    no_needless_warnings()
     config = None
     if request.tiny:
         from meshwright.engine.model_families import family_of

@@ -78,9 +78,9 @@ class Verb(msgspec.Struct, frozen=True):
     def handle(self, request: Request) -> Any:
         """Run a validated request and return its Python result."""
         if self.runs:
-            from meshwright.engine.warning_filters import no_enum_warnings
+            from meshwright.engine.warning_filters import no_needless_warnings
 
-            no_enum_warnings()
+            no_needless_warnings()
         return self.handler.handle(request)
 
     def respond(self, result: Any, request: Request) -> Any:

@@ -37,7 +37,7 @@ from meshwright.engine.stop_request import (
     exits_after_stop,
     handled_signals,
 )
-from meshwright.engine.warning_filters import no_enum_warnings
+from meshwright.engine.warning_filters import no_needless_warnings
 from meshwright.errors import InputError, MeshwrightError
 
 __all__ = ["Process", "detect", "fork", "hosts", "join", "start"]
@@ -320,7 +320,7 @@ def _rank(info: Process, parent: int, task: _RankTask, pipe: Connection) -> None
     """Run one rank, inside its own process."""
     _set_up_process(parent, task.handles_stop)
     gc.freeze()  # objects of the parent may belong to threads that do not exist in the fork
-    no_enum_warnings()
+    no_needless_warnings()
     import torch
 
     try:

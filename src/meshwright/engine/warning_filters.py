@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging as python_logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,8 +22,12 @@ def no_progress() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
 
 
-def no_enum_warnings() -> None:
-    """Drop warnings about torchao's enums and prebuilt kernels, which every import of transformers triggers."""
+def no_needless_warnings() -> None:
+    """Drop warnings about torchao's enums and prebuilt kernels, and torch's about a CPU without bf16 matmuls.
+
+    Every import of transformers triggers the first; the engine says the last in one line with the fix.
+    """
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     python_logging.getLogger("torch.utils._pytree").addFilter(_not_about_enums)
     python_logging.getLogger("torchao").addFilter(_not_about_kernels)
 

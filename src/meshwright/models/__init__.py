@@ -27,7 +27,7 @@ from .other_heads import require_language_model
 from .quantization import Quantization, quantization_of
 from .reader import MAX_BYTES as MAX_CONFIG_BYTES
 from .reader import decode_float, known_architectures, load_config, spec_from_config
-from .readers.architectures import TYPES_WITHOUT_CLASS, config_json_keys
+from .readers.architectures import TYPES_WITHOUT_CLASS, aliases_of, config_json_keys
 from .readers.fields import collect_defaults
 from .reshape import reshape
 from .spec import (
@@ -68,6 +68,7 @@ __all__ = [
     "ParamCount",
     "Quantization",
     "Vision",
+    "aliases_of",
     "all_specs",
     "catalogue_name",
     "collect_defaults",

@@ -25,10 +25,6 @@ from .trained_folder import not_a_model
 
 MAX_BYTES = 5_000_000
 SECTIONS = ("text_config", "vision_config", "llm_config", "audio_config", "quantization_config")
-OTHER_NAME = (
-    "transformers has no language model of this type either; if one of its classes builds this model under another "
-    'name, list that class in "architectures", and it is inspected'
-)
 NESTED = ("step3p7",)  # read if the file has the decoder alone; with its encoder it is inspected
 
 
@@ -162,13 +158,33 @@ def _model_type(config: Mapping[str, Any]) -> str:
         if model_type is None:
             raise InputError("the config has no model_type, so its architecture is unknown", field="model_type")
     if not isinstance(model_type, str) or (model_type not in known_architectures() and not can_inspect(config)):
-        # no did-you-mean: a config with another model_type is another model, so none is a fix
-        known = ", ".join(known_architectures())
-        reason = f"unknown architecture {model_type!r}; known: {known}"
-        if has_transformers():
-            reason += f"; {OTHER_NAME}"
-        raise InputError(reason, field="model_type", value=model_type, fix=() if has_transformers() else (WAY_OUT,))
+        raise _unknown(config, model_type)
     return model_type
+
+
+OTHER_NAME = 'if a class of transformers builds it under another name, list the class in "architectures": it is inspected'
+NEWER = "pip install -U transformers, if a newer version has this type: then it is inspected"
+AS_A_ROW = "describe it as one row of a table: CONTRIBUTING.md, Add a model"
+OFTEN_MEANT = ("llama", "qwen3", "qwen3_moe", "qwen3_next", "deepseek_v3")  # types that new models often are, renamed
+
+
+def _unknown(config: Mapping[str, Any], model_type: Any) -> InputError:
+    """Return the error for a model_type that nothing here knows, with the ways on."""
+    where = "Meshwright's tables and the installed transformers" if has_transformers() else "Meshwright's tables"
+    reason = f"unknown architecture {model_type!r}: not in {where}; docs/models.md lists the known types"
+    # no did-you-mean by name: a config with another model_type is another model
+    alike = next((name for name in OFTEN_MEANT if _reads_as(config, name)), None)
+    as_known = (f'"model_type": "{alike}", if it computes what {alike} does: its sizes can be read as such',)
+    fix = (*((OTHER_NAME, NEWER) if has_transformers() else (WAY_OUT,)), *(as_known if alike else ()), AS_A_ROW)
+    return InputError(reason, field="model_type", value=model_type, fix=fix)
+
+
+def _reads_as(config: Mapping[str, Any], model_type: str) -> bool:
+    try:
+        _read({**config, "model_type": model_type}, model_type)
+    except InputError:
+        return False
+    return True
 
 
 def _decoder_spec(decoder: Decoder, name: str, family: str, model_type: str, hf_class: str) -> ModelSpec:

@@ -98,9 +98,9 @@ def rehearse_rank(task: RankTask) -> RankResult:
     if task.device == "cuda":
         use_expandable_segments()
     from meshwright.dryrun.run import silence_warnings
-    from meshwright.engine.warning_filters import no_enum_warnings
+    from meshwright.engine.warning_filters import no_needless_warnings
 
-    no_enum_warnings()
+    no_needless_warnings()
     silence_warnings()
     import torch
 

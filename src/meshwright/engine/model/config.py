@@ -18,7 +18,7 @@ from meshwright.engine.model.layer_lists import (
 )
 from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, config_named, spec_from_config
+from meshwright.models import ModelSpec, aliases_of, config_named, spec_from_config
 from meshwright.recipes.types import Recipe
 
 
@@ -208,7 +208,8 @@ def tiny(config: Any, layers: int) -> Any:
     has_vision = _has_vision(values)
     if not runs_own_layers(config):
         return tiny_any.tiny_config(text, layers, transformers_config)
-    small = {**with_layers(text, representative_layers(text, layers)), **_shrunk(text, TINY)}
+    shrunk = _shrunk(text, TINY)
+    small = {**with_layers(text, representative_layers(text, layers)), **shrunk, **_by_other_names(text, shrunk)}
     if "partial_rotary_factor" in (text.get("rope_parameters") or {}):
         # Three position axes need three frequencies: six rotated channels of a head.
         part = 0.75 if has_vision else 0.5
@@ -217,6 +218,14 @@ def tiny(config: Any, layers: int) -> Any:
     if not has_vision:
         return transformers_config(small)
     return transformers_config(_with_language(_tiny_vision(values, small), small))
+
+
+def _by_other_names(values: Mapping[str, Any], shrunk: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shrunk sizes under the other names that a config gives them too."""
+    groups = [(key, *names) for key, names in aliases_of(values["model_type"]).items()]
+    return {
+        name: shrunk[size] for group in groups for size in group if size in shrunk for name in group if name in values
+    }
 
 
 def _shrunk(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from . import nemotron
 from .computed import ACTIVATION_KEYS, NUMBERS, ROPE_KEYS
 from .dense_table import DENSE
 from .experts_table import EXPERTS
@@ -69,6 +71,14 @@ def fields_of(config: Any, model_type: str) -> Fields:
     """Return the fields of a decoder config with the defaults and aliases of its architecture."""
     traits = TRAITS[model_type]
     return with_fallbacks(Fields(config, traits.defaults, traits.aliases), model_type)
+
+
+def aliases_of(model_type: str) -> Mapping[str, tuple[str, ...]]:
+    """Return the other names of an architecture's keys."""
+    if model_type == "nemotron_h":
+        return nemotron.ALIASES
+    traits = TRAITS.get(SAME_AS.get(model_type, model_type))
+    return traits.aliases if traits else {}
 
 
 def with_fallbacks(fields: Fields, model_type: str) -> Fields:
