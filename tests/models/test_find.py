@@ -250,7 +250,7 @@ def test_an_unknown_architecture_names_the_ways_on(tmp_path: Path, kind: str) ->
     with pytest.raises(InputError, match=r"unknown architecture .* docs/models.md lists the known types") as caught:
         find(str(tmp_path))
     other_name, newer, as_known, as_a_row = caught.value.fix
-    assert 'list the class in "architectures"' in other_name
+    assert 'that class in "architectures"' in other_name
     assert "pip install -U transformers" in newer
     assert '"model_type": "llama", if it computes what llama does' in as_known
     assert "CONTRIBUTING.md, Add a model" in as_a_row

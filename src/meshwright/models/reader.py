@@ -162,7 +162,7 @@ def _model_type(config: Mapping[str, Any]) -> str:
     return model_type
 
 
-OTHER_NAME = 'if a class of transformers builds it under another name, list the class in "architectures": it is inspected'
+OTHER_NAME = 'if a class of transformers builds it under another name: that class in "architectures", to inspect it'
 NEWER = "pip install -U transformers, if a newer version has this type: then it is inspected"
 AS_A_ROW = "describe it as one row of a table: CONTRIBUTING.md, Add a model"
 OFTEN_MEANT = ("llama", "qwen3", "qwen3_moe", "qwen3_next", "deepseek_v3")  # types that new models often are, renamed
