@@ -9,7 +9,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -150,9 +152,22 @@ def _download(model_id: str) -> Path:
     return Path(found)
 
 
+_shipped_only: ContextVar[bool] = ContextVar("shipped_only", default=False)
+
+
+@contextmanager
+def no_downloads() -> Iterator[None]:
+    """Ask the hub for nothing inside: data that we ship must not need it."""
+    before = _shipped_only.set(True)
+    try:
+        yield
+    finally:
+        _shipped_only.reset(before)
+
+
 def is_offline() -> bool:
     """Return whether downloads are switched off."""
-    return os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+    return _shipped_only.get() or os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def go_offline() -> None:

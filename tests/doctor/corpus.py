@@ -589,10 +589,10 @@ OOM_SAYS = {
     "megatron_now": ("--micro-batch-size 1", "--recompute-granularity"),
 }
 RATE_SAYS = {
-    "axolotl": ("learning_rate: ", "warmup_", "max_grad_norm: 1"),
-    "trainer": ("learning_rate: ", "warmup_", "max_grad_norm: 1"),
-    "torchtitan_now": ("optimizer.lr", "lr_scheduler.warmup_steps", "training.max_norm"),
-    "megatron_now": ("--lr ", "--lr-warmup-", "--clip-grad 1"),
+    "axolotl": ("learning_rate: ", "warmup_"),
+    "trainer": ("learning_rate: ", "warmup_"),
+    "torchtitan_now": ("optimizer.lr", "lr_scheduler.warmup_steps"),
+    "megatron_now": ("--lr ", "--lr-warmup-"),
     "automodel_now": ("optimizer.lr", "lr_warmup_steps"),
 }
 

@@ -30,7 +30,7 @@ MEGATRON = (
     "torchrun --nproc_per_node 8 --nnodes 12 pretrain_gpt.py --num-layers 40 --hidden-size 5120 "
     "--ffn-hidden-size 17408 --num-attention-heads 40 --group-query-attention --num-query-groups 8 --kv-channels 128 "
     "--swiglu --vocab-size 151936 --tensor-model-parallel-size 4 --seq-length {length} --micro-batch-size 1 "
-    "--global-batch-size 384 --bf16 --lr 6e-4 --train-iters 19074 --max-position-embeddings 8192 "
+    "--global-batch-size 384 --bf16 --lr 3e-4 --train-iters 19074 --max-position-embeddings 8192 "
     "--untie-embeddings-and-output-weights --disable-bias-linear\n"
 )
 

@@ -21,12 +21,14 @@ from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import (
     adapter_goal,
     assumptions,
+    closest_recipe,
     contradicted,
     degrees_that_divide,
     gpus_of,
     inferred_batch,
     logged_overrides,
     stated_fields,
+    trainer_layout,
     with_all_gpus,
     with_implied_length,
 )
@@ -69,12 +71,22 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
             case, notes = _case(run, request)
             notes = (*notes, length_note)
     run = run if case is None else with_all_gpus(run, case)
+    if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:
+        run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, assumed_gpus=True))
     return run, case, notes
 
 
 def stated_by(run: Run, request: requests.Doctor) -> frozenset[str] | None:
-    """Return the recipe fields that the log or the user states; None if all are."""
-    return stated_fields(run, tuple(request.overrides)) if request.recipe is None else None
+    """Return the recipe fields that the log or the user states; None if all are.
+
+    A shipped recipe is only a start: its batch is not the run's.
+    """
+    if request.recipe is not None and run.header.file:
+        return None
+    stated = stated_fields(run, tuple(request.overrides))
+    if request.recipe is None or stated is None:
+        return stated
+    return frozenset(recipe_fields()) - {GLOBAL_BATCH} | stated
 
 
 def _with_file(run: Run, target: str | None) -> Run:
@@ -93,9 +105,11 @@ def _fields_of(content: Content, theirs: Framework | None) -> frozenset[str]:
     if theirs is None:
         return frozenset(recipe_fields())
     with suppress(InputError):  # reported by the estimate
-        stated = {*import_recipe(theirs, content).mapped.source_keys}
+        imported = import_recipe(theirs, content)
+        stated, program = {*imported.mapped.source_keys}, imported.parsed.program
         # Every framework computes the global batch from the local one if the file has only that.
-        return frozenset(stated | ({GLOBAL_BATCH} if "layout.micro_batch_size" in stated else set()))
+        local = "layout.micro_batch_size" in stated or (program is not None and bool(program.fills))
+        return frozenset(stated | ({GLOBAL_BATCH} if local else set()))
     return frozenset()
 
 
@@ -116,6 +130,8 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
             goal_note = ""
         case, reduced = _requested_case(run, request, gpus or gpus_of(run), overrides)
         notes = (*assumptions(run, case, overrides, reduced), *_contradictions(run, request, case, overrides))
+        if (closest := closest_recipe(case)) and request.recipe is None:
+            notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
         notes = (goal_note, *notes) if goal_note else notes
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"the log does not state the GPUs: the estimate assumes {case.cluster}; --gpus changes it", *notes)
@@ -156,6 +172,9 @@ def _requested_case(
         if error.value != target or not error.reason.startswith("unknown"):  # the mistake is another one
             raise
         raise InputError(error.reason, option, target, [f"{option} {one}" for one in error.fix]) from None
+    if parallel := trainer_layout(run, case, changes):
+        changes = (*changes, *parallel)
+        case = estimate(target, **named, overrides=changes).case
     own, reduced = case.recipe.layout, None
     if fewer := degrees_that_divide(case, changes):
         changes, reduced = (*changes, *fewer), f"tp={own.tp}, pp={own.pp}, cp={own.cp}"

@@ -17,6 +17,7 @@ from meshwright.api.plan_responses import PlanResponse
 from meshwright.api.responses import Part
 from meshwright.dryrun import verification
 from meshwright.errors import MeshwrightError
+from meshwright.hub import no_downloads
 from meshwright.models import ModelSpec
 
 CONTRIBUTED = "contributed"  # folder beside the shipped table, one CSV of `meshwright share` each
@@ -209,7 +210,7 @@ def _layout(row: Mapping[str, str]) -> str:
 def _shape_named(text: str) -> Shape | None:
     if not text or " H" in text:  # dimensions, not a name
         return None
-    with suppress(MeshwrightError):
+    with suppress(MeshwrightError), no_downloads():
         return _shape(models.find(text))
     return None
 

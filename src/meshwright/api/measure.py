@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.costs.runs_table import template
 from meshwright.display import Listing
 from meshwright.errors import InputError
+from meshwright.hub import no_downloads
 from meshwright.stages import stage
 
 
@@ -42,7 +44,8 @@ def accuracy(request: requests.Accuracy) -> Report:
     path = request.file or shipped_measurements()
     stage(f"accuracy: predicting the measurements of {Path(path).name}")
     if not Path(path).is_dir():
-        return accuracies.accuracy(path)
+        with nullcontext() if request.file else no_downloads():
+            return accuracies.accuracy(path)
     rows, notes = runs_in(Path(path))
     return accuracies.report(rows, path, notes)
 

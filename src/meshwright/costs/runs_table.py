@@ -102,12 +102,13 @@ EXAMPLES = (
         "strategy": "fsdp2", "recompute": "selective", "step_time_s": "1.332",
     },
     {
-        "name": "lora-8b", "framework": "meshwright", "model": "llama3-8b", "goal": "peft", "gpus": "1xH200",
-        "seq_length": "4096", "micro_batch_size": "4", "global_batch_size": "4", "precision": "bf16",
-        "recompute": "none", "tokens_per_s_per_gpu": "16003", "peak_memory_gib": "86",
+        "name": "lora-8b", "framework": "automodel", "model": "llama3.1-8b", "goal": "peft", "gpus": "1xH100",
+        "seq_length": "4096", "micro_batch_size": "2", "global_batch_size": "32", "precision": "bf16",
+        "recompute": "none", "tokens_per_s_per_gpu": "12473",
     },
 )  # fmt: skip
-"""Two runs as a user would write them; both were measured (torchao's documentation, and this engine)."""
+"""Two runs as a user would write them, on one GPU type, as `calibrate --out` needs; both were measured (torchao's
+documentation, and AutoModel's)."""
 
 
 def template() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.doctor import remedies
@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.planner.search import Candidate, as_overrides, best
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import field_value
 
 DEGREES = ("tp", "pp", "cp", "ep")
@@ -23,7 +24,7 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
     case, estimate, taken = stats.case, stats.estimate, stats.step_s
     if case is None or estimate is None or taken is None or stats.slower is None or not stats.enough:
         return
-    if not states_layout(stats):
+    if not states_layout(stats) or stats.has_short_samples or stats.run.header.assumed_gpus:
         return
     found = _best(case)
     own, scale = float(estimate.step_s), (stats.estimated_step_s or 0.0) / float(estimate.step_s)
@@ -35,7 +36,7 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
     remedy = remedies.evaluate_change(stats, remedies.Change(changes, "the best layout for this model on these GPUs"))
     if remedy is None or not remedy.fits or (remedy.step_ratio or 1.0) > 1 - share("better_layout"):
         return
-    ours, theirs = (", ".join(f"{name}={_value(one, name)}" for name in DEGREES) for one in (case, found))
+    ours, theirs = _both(case, changes)
     yield Finding(
         id="speed.better-layout",
         severity="warning",
@@ -71,7 +72,15 @@ def _changes(case: Case, found: Candidate) -> dict[str, Any]:
     return {key: value for key, value in values.items() if field_value(case.recipe, key) != value}
 
 
-def _value(one: Case | Candidate, name: str) -> Any:
-    if isinstance(one, Case):
-        return getattr(one, name)
-    return one.layout.get(name, 1)
+def _both(case: Case, changes: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the run's layout and the best one: all degrees if one differs, and every other field that does."""
+    degrees = [f"layout.{name}" for name in DEGREES]
+    shown = [*(degrees if {*degrees} & {*changes} else ()), *(key for key in changes if key not in degrees)]
+    ran = {key: field_value(case.recipe, key) for key in shown}
+    texts = (", ".join(_shown(key, one[key]) for key in shown) for one in (ran, {**ran, **changes}))
+    ours, theirs = texts
+    return ours, theirs
+
+
+def _shown(key: str, value: Any) -> str:
+    return format_override(key, value).removeprefix("layout.")

@@ -92,8 +92,9 @@ def contradictions(stats: RunStats) -> Iterator[str]:
         return
     whole = float(flops_per_token(stats.case, "full")) / float(flops_per_token(stats.case))  # attention not halved
     if not ours / (1 + CONTRADICTS) <= theirs <= ours * whole * (1 + CONTRADICTS):
+        lower = f" ({convention})" if theirs > ours else ", however attention is counted"
         yield (
-            f"MFU is {ours:.1%} for this model, sequence length and batch, but {theirs:.1%} by the log ({convention}): "
+            f"MFU is {ours:.1%} for this model, sequence length and batch, but {theirs:.1%} by the log{lower}: "
             "one of them is not what ran; check --model, --gpus and data.seq_length"
         )
 

@@ -27,6 +27,7 @@ from meshwright.doctor import (
     validation,
 )
 from meshwright.doctor.finding import Checkup, Figure, Finding
+from meshwright.doctor.match_recipe import recipe_of
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.their_keys import settings_there
@@ -64,6 +65,10 @@ def _needs_estimate(stats: RunStats) -> str:
         return "a run on GPUs: there is no estimate for CPU runs"
     if stats.estimate is None:
         return "the recipe and the GPUs: --recipe NAME --gpus 8xH100"
+    if stats.run.header.assumed_gpus:
+        return "the GPUs of the run: --gpus 8xH100"
+    if stats.has_short_samples:
+        return "samples of the full length: those of the log are shorter"
     if stats.tokens_per_s is not None:
         return _needs_steps(stats)
     if stats.step_s is None:
@@ -245,7 +250,7 @@ def examine(
         kind=run.kind,
         path=run.path,
         file=run.file,
-        recipe=(case.recipe.name if case is not None else header.recipe_name) or None,
+        recipe=(recipe_of(case) if case is not None else header.recipe_name) or None,
         model=(case.model.name if case is not None else header.model) or None,
         gpus=((str(case.cluster) if case is not None else header.gpus) or None) if header.on_gpu else None,
         cpu_ranks=None if header.on_gpu else header.world or 1,
@@ -312,6 +317,13 @@ def _impossible_figures(stats: RunStats) -> Iterator[str]:
         yield (
             f"the log's tokens per second per GPU are per data-parallel rank ({header.data_ranks}): with tp or pp "
             "above 1 they are too high; --gpus with --recipe or --model divides by all GPUs"
+        )
+    if stats.has_short_samples and stats.case is not None:
+        tokens = round((header.logged_tokens(stats.world) or 0) / int(stats.case.global_batch_size))
+        yield (
+            f"the log's tokens are {tokens:,} per sample, of a batch of {stats.case.global_batch_size}; the estimate "
+            f"is for {stats.case.seq_length:,}, so its speed is not compared: data.seq_length={max(tokens, 1)} "
+            "estimates theirs"
         )
     if stats.estimate is not None and (stats.mfu or 0.0) > 1:
         yield f"an MFU of {stats.mfu:.0%} is impossible: the run and the estimate differ in model, batch size or GPU"

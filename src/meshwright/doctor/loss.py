@@ -15,7 +15,8 @@ from meshwright.display import plural
 from meshwright.doctor import remedies
 from meshwright.doctor.advised_rate import FAR_TOO_HIGH, LR, advised_rate
 from meshwright.doctor.finding import Evidence, Finding, Remedy
-from meshwright.doctor.run import Step
+from meshwright.doctor.logged_rate import OtherRate, suspect_rate
+from meshwright.doctor.run import LogFormat, Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
 from meshwright.doctor.small_rate import SGD, is_plateau, too_small, unmoved
 from meshwright.doctor.thresholds import limit, share
@@ -24,6 +25,8 @@ WINDOW = 50  # lines of a running median
 MIN_LINES = 10  # minimum of lines for it
 LINES_BEFORE = 20  # lines before a NaN that do not count as spikes
 MAX_SHOWN = 3
+CLIPPED: tuple[LogFormat, ...] = ("megatron", "nemo", "torchtitan", "automodel", "kempnerforge", "transformers")
+"""Logs of trainers that clip gradients at 1.0 unless they are configured otherwise."""
 TAIL = 0.1  # share of the lines that counts as the end of a run
 
 
@@ -52,6 +55,7 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
     norm = _last_norm(before)
     if norm is not None and growth is not None and growth > limit("growing_gradients"):
         text += f". The gradient norm had grown to {norm.grad_norm:.4g} in step {norm.step} ({_typical_norm(before)})"
+    text += _suspect(stats)
     yield Finding(
         id="loss.not-a-number",
         severity="error",
@@ -88,7 +92,8 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
         message=f"the loss rose from {best:.4g} around step {at} to {_loss(rows[-1]):.4g} in step {rows[-1].step}"
         + (f" (median of the last {len(tail)} lines: {now:.4g})" if len(tail) > 1 else "")
         + _plateau(rows, at, now - best)
-        + _without_warmup(stats, at),
+        + _without_warmup(stats, at)
+        + _suspect(stats),
         steps=(at, rows[-1].step),
         lines=(stats.location(next(step for step in rows if step.step >= at)), stats.location(rows[-1])),
         evidence=(
@@ -98,6 +103,12 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=tuple(_stabilizing_remedies(stats, rising)),
     )
+
+
+def _suspect(stats: RunStats) -> str:
+    """Return that the learning rate is not the stated one, the first suspect of a loss that diverges; else empty."""
+    rate = suspect_rate(stats)
+    return f". First suspect: the learning rate reaches {rate.text}" if rate is not None else ""
 
 
 def _plateau(rows: Sequence[Step], since: int, rise: float) -> str:
@@ -135,7 +146,8 @@ def diverged(stats: RunStats) -> Iterator[Finding]:
         severity="error",
         message=f"the loss was above its start ({first:.4g}) from step {longest[0].first} to step {longest[-1].step}, "
         f"up to {_loss(highest):.4g} in step {highest.step}: the updates destroy what the weights had learned"
-        + _without_warmup(stats, longest[0].first),
+        + _without_warmup(stats, longest[0].first)
+        + _suspect(stats),
         steps=(longest[0].first, longest[-1].step),
         lines=(stats.location(rows[0]), stats.location(highest)),
         evidence=(
@@ -546,12 +558,23 @@ def _usual_rate(stats: RunStats) -> Remedy | None:
     return remedies.other_rate(stats, 1.0, cause) if cause else None
 
 
+def _stated_rate(stats: RunStats, rate: OtherRate) -> Remedy:
+    """Return the learning rate of the file or recipe, as the first thing to try: the run had another one."""
+    values, why = {LR: rate.stated}, f"the first suspect: {rate.text}"
+    if stats.run.header.file:
+        return remedies.advice(f"train with the {rate.stated:.3g} of {rate.source}", why=why)
+    return remedies.contract(stats, values, why)
+
+
 def _stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterator[Remedy]:
     """Yield remedies that stabilize training: first the rate if it is far too high, else what keeps the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
     which = "an earlier checkpoint" if rising is None else f"a checkpoint before step {rising.step}"
     why = "skips the batch that caused it" if rising is None else "the loss rises from there; later ones are damaged"
-    usual = _usual_rate(stats)  # then the rate is the cause, whatever the samples are
+    suspect = suspect_rate(stats)
+    if suspect is not None:
+        yield _stated_rate(stats, suspect)
+    usual = None if suspect else _usual_rate(stats)  # then the rate is the cause, whatever the samples are
     lower = usual or remedies.other_rate(stats, 0.5, "smaller updates")
     if usual is not None:
         yield usual
@@ -563,11 +586,13 @@ def _stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterat
         if usual is None:
             yield lower
         yield longer
-        yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why="limits the effect of outlier gradients")
+        if stats.run.kind not in CLIPPED:
+            why = "limits the effect of outlier gradients"
+            yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why=why)
         return
     if not 0 < recipe.optimizer.clip_grad <= 1:
         yield remedies.contract(stats, {"optimizer.clip_grad": 1.0}, "limits the effect of outlier gradients")
-    if usual is None:
+    if usual is None and suspect is None:
         yield lower
     yield longer
     if recipe.precision.matmul != "same":

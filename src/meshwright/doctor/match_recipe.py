@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import gcd, prod
 from statistics import median
@@ -69,7 +69,7 @@ def logged_overrides(run: Run, extra: tuple[str, ...]) -> tuple[str, ...]:
     The highest logged learning rate is only a guess of the peak: it does not replace that of the user's file.
     """
     stated = {**_stated_arguments(run), **run.header.overrides}
-    if not {"optimizer.lr"} & {*stated, *run.header.file_fields} and (rate := _logged_rate(run)):
+    if not {"optimizer.lr"} & {*stated, *run.header.file_fields} and (rate := run.peak_rate):
         stated["optimizer.lr"] = rate
     keys = _keys(extra)
     return (*(format_override(key, value) for key, value in stated.items() if key not in keys), *extra)
@@ -79,7 +79,7 @@ def stated_fields(run: Run, extra: tuple[str, ...]) -> frozenset[str] | None:
     """Return the recipe fields that a log or the user states; None if the log has its whole recipe."""
     if run.header.recipe is not None or run.header.recipe_name:
         return None
-    rate = {"optimizer.lr"} if _logged_rate(run) else set[str]()
+    rate = {"optimizer.lr"} if run.peak_rate else set[str]()
     return frozenset({*_stated_arguments(run), *run.header.overrides, *_keys(extra), *rate})
 
 
@@ -111,6 +111,8 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
     elif not run.header.states_layout and not (run.header.file or keys & {f"layout.{name}" for name in DEGREES}):
         degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in DEGREES)
         whose = "the recipe's " if reduced is None else ""
+        if run.kind == "transformers" and {*(getattr(layout, name) for name in DEGREES)} == {1}:
+            degrees, whose = f"data parallelism over {case.world} GPU{'s' * (case.world != 1)} ({case.strategy})", ""
         why = (
             ""
             if reduced is None
@@ -118,16 +120,17 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
         )
         yield f"the log does not state the layout: the estimate assumes {whose}{degrees}{why}; overrides change it"
     stated = keys | run.header.overrides.keys()
-    if "train.global_batch_size" not in stated and not run.header.tokens_per_step and run.kind != "megatron":
+    if "train.global_batch_size" not in stated and run.kind != "megatron":
         batch = case.recipe.train.global_batch_size
         found = inferred_batch(run, case.world, case.recipe.data.seq_length)
         if found is not None and found.plausible == batch:
             yield (
-                f"the log does not state the global batch size: {batch} is assumed, computed from tokens per second "
-                f"and step times ({found.samples:.4g} samples)"
+                f"the log does not state the global batch size: {batch} is assumed, computed from "
+                f"{source_of_batch(run, case.world)} ({found.samples:.4g} samples)"
             )
             return
-        unusual = f" (tokens per second and step times fit {found.samples:.4g}, no usual number)" if found else ""
+        source = source_of_batch(run, case.world)
+        unusual = f" ({source} fit {found.samples:.4g}, no usual number)" if found else ""
         yield (
             f"the log does not state the global batch size: it is unknown{unusual}; the estimate assumes {batch}, the "
             "recipe's; train.global_batch_size=N changes it"
@@ -146,6 +149,37 @@ def contradicted(run: Run, named: str, recipe: Recipe, extra: tuple[str, ...]) -
             f"the log contradicts {named}: {logged} in the log, {theirs} in {named}. The estimate is for the log's; "
             "--recipe FILE with the file of this run avoids it"
         )
+
+
+def closest_recipe(case: Case) -> str:
+    """Return the name of the recipe that a case is built of if it is one of another model; else empty."""
+    name = case.recipe.name
+    return name if index.is_known(name) and model_of(index.load(name)).name != case.model.name else ""
+
+
+def recipe_of(case: Case) -> str:
+    """Return the name of the recipe that a case is built of; empty if the model has none and a similar one is used."""
+    return "" if closest_recipe(case) else case.recipe.name
+
+
+DATA_PARALLEL: Mapping[str, Any] = {
+    "layout.tp": 1,
+    "layout.sp": False,
+    "layout.pp": 1,
+    "layout.vp": 1,
+    "layout.pp_schedule": "1f1b",
+    "layout.stage_layers": (),
+    "layout.cp": 1,
+    "layout.ep": 1,
+}
+
+
+def trainer_layout(run: Run, case: Case, stated: tuple[str, ...]) -> tuple[str, ...]:
+    """Return overrides that make a layout data parallel, for a log of the Trainer without its file; else none."""
+    if run.kind != "transformers" or run.header.file:
+        return ()
+    values = {key: value for key, value in DATA_PARALLEL.items() if key not in _keys(stated)}
+    return tuple(format_override(key, value) for key, value in values.items() if field_value(case.recipe, key) != value)
 
 
 def degrees_that_divide(case: Case, stated: tuple[str, ...]) -> tuple[str, ...]:
@@ -230,13 +264,22 @@ class InferredBatch(NamedTuple):
 
 
 def inferred_batch(run: Run, world: int, length: int) -> InferredBatch | None:
-    """Return the samples per step that tokens per second and step times imply; None if the log lacks them."""
+    """Return the samples per step that a log's tokens, or tokens per second and step times, imply; None without."""
+    if "train.global_batch_size" in run.header.overrides:
+        return None
     rates = [(one.all_tokens_per_s or (one.tokens_per_s or 0.0) * world, one.seconds or 0.0) for one in run.steps[1:]]
     tokens = [rate * seconds for rate, seconds in rates if rate and seconds]
-    if len(tokens) < LEAST_STEPS or "train.global_batch_size" in run.header.overrides:
+    logged = run.header.logged_tokens(world)
+    if logged is None and len(tokens) < LEAST_STEPS:
         return None
-    samples = median(tokens) / length
+    samples = (logged or median(tokens)) / length
     return InferredBatch(samples, _usual_batch(samples, _data_ranks(run, world)))
+
+
+def source_of_batch(run: Run, world: int) -> str:
+    """Return which figures of a log imply its batch."""
+    tokens = run.header.logged_tokens(world)
+    return "tokens per second and step times" if tokens is None else f"{tokens:,} tokens per step"
 
 
 def _data_ranks(run: Run, world: int) -> int:
@@ -307,13 +350,8 @@ def _read_arguments(run: Run, overrides: tuple[str, ...]) -> ImportedRecipe:
 def _with_logged_rate(run: Run, overrides: tuple[str, ...]) -> tuple[str, ...]:
     """Return overrides with the learning rate of the step lines, if neither the arguments nor the user state it."""
     stated = any(flag.split()[0] == "--lr" for flag in run.header.arguments) or "optimizer.lr" in _keys(overrides)
-    rate = None if stated else _logged_rate(run)
+    rate = None if stated else run.peak_rate
     return (format_override("optimizer.lr", rate), *overrides) if rate else overrides
-
-
-def _logged_rate(run: Run) -> float | None:
-    """Return the highest learning rate of the step lines: the peak, once the warmup is over."""
-    return max((one.lr for one in run.steps if one.lr), default=None)
 
 
 def _keys(overrides: tuple[str, ...]) -> set[str]:

@@ -11,6 +11,7 @@ from meshwright.display import two_digits
 from meshwright.doctor import remedies
 from meshwright.doctor.change_points import SIGMAS, hinge, levels
 from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.match_recipe import closest_recipe
 from meshwright.doctor.run import Fault, OutOfMemory, Step
 from meshwright.doctor.run_stats import RunStats, median_of, sections
 from meshwright.doctor.their_keys import general_settings
@@ -87,7 +88,9 @@ def _caveat(stats: RunStats) -> str:
     elif header.arguments:
         plan = "the arguments in the log"
     else:
-        plan = f"{stats.case.recipe.name}, which may not be what ran (--recipe FILE tries them on your own file)"
+        settings = stats.case.recipe.name
+        plan = f"{stats.case.model.name} with the settings of {settings}" if closest_recipe(stats.case) else settings
+        plan += ", which may not be what ran (--recipe FILE tries them on your own file)"
     text = f"The remedies are tried on {plan}: what fits is estimated, not measured"
     times = 1 + stats.estimate.band.memory_pct / 100
     text += f" (within a factor of {times:.2g} for four of five runs)"

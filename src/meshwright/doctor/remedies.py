@@ -25,6 +25,7 @@ from meshwright.recipes.types import recipe_fields
 MAX_SHOWN = 5
 COMBINED = 8  # single changes to combine if none is enough
 LEAST_SAVED_GIB = 0.05
+MODEL_PARALLEL = ("layout.tp", "layout.pp", "layout.cp", "layout.ep")
 CHEAP = 1.1  # step time ratio above which combinations are evaluated too
 UNKNOWN_COST = 1.5  # step time ratio assumed for changes without an estimate: worse than full recompute
 
@@ -184,11 +185,14 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
         return None
     peak = float(memory.total) + stats.beyond_estimate_gib
     keys = [one.key for one in log]
+    there = to_framework_settings(stats.run, case, recipe)
+    if stats.run.kind == "transformers" and not there and {*keys} & {*MODEL_PARALLEL}:
+        return None  # the Trainer is data parallel
     return Remedy(
         try_=tuple(format_override(one.key, one.new) for one in log),
         what=change_kind(keys),
         why=change.why,
-        there=to_framework_settings(stats.run, case, recipe),
+        there=there,
         peak_gib=round(peak, 2),
         fits=peak <= float(memory.capacity) * (1 - RESERVE),
         step_ratio=None if _has_no_estimate(change) else round(seconds / float(costs.step_time(case).step_s), 4),

@@ -195,6 +195,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     capacity_gib: float | None = None
     seq_length: int | None = None
     tokens_per_step: int | None = None
+    rank_tokens_per_step: int | None = None  # those of one GPU, if the log has no total
     total_steps: int | None = None
     trainable_parameters: int | None = None
     overrides: dict[str, Any] = {}  # values of our fields
@@ -208,8 +209,14 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any] = {}  # of that file
     mfu_convention: str = ""
     on_gpu: bool = True
+    assumed_gpus: bool = False  # neither the log nor the user names them
     mock_data: bool = False
     tiny: bool = False  # random weights of a small model, from --tiny or bench
+
+    def logged_tokens(self, world: int | None) -> int | None:
+        """Return the tokens of a step on all GPUs that the log states or implies; None if it does not."""
+        ranks = self.world or world
+        return self.tokens_per_step or ((self.rank_tokens_per_step or 0) * (ranks or 0) or None)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -246,6 +253,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def is_done(self) -> bool:
         """Whether the run has completed all its steps."""
         return bool(self.header.total_steps) and self.last_step >= (self.header.total_steps or 0)
+
+    @property
+    def peak_rate(self) -> float | None:
+        """The highest learning rate of the step lines: the peak, once the warm-up is over."""
+        return max((step.lr for step in self.steps if step.lr), default=None)
 
     @property
     def last_step(self) -> int:

@@ -30,6 +30,7 @@ OPEN_VALUES: dict[str, tuple[Any, ...]] = {
     "kernels.compile": (True, False),
 }
 """Settings that change the step time and that few logs state, with their values."""
+FULL_SAMPLES = 0.9  # of batch × length: packed samples have more tokens
 CHUNK = 20_000  # windows of a running median per batch, to bound memory
 
 
@@ -108,7 +109,7 @@ class RunStats:
     @property
     def assumed_batch(self) -> str:
         """What the step time assumes, for its name: a batch that the log does not state, if it has no step times."""
-        logged = any(step.seconds is not None for step in self.steady) or self.run.header.tokens_per_step
+        logged = any(step.seconds is not None for step in self.steady) or self.run.header.logged_tokens(self.world)
         stated = "train.global_batch_size" in self.run.header.overrides
         return (
             "" if logged or stated or self.case is None else f", computed for a batch of {self.case.global_batch_size}"
@@ -258,10 +259,18 @@ class RunStats:
     @property
     def _tokens(self) -> int | None:
         """Tokens of a step as far as they are known: a length or batch that the log leaves open gives no speed."""
-        if self.run.header.tokens_per_step:
-            return self.run.header.tokens_per_step
+        if logged := self.run.header.logged_tokens(self.world):
+            return logged
         known = self.states("data.seq_length") and self.states("train.global_batch_size")
         return self._assumed_tokens if known else None
+
+    @property
+    def has_short_samples(self) -> bool:
+        """Whether samples are not packed and have fewer tokens than the length, by the tokens that the log states."""
+        case, logged = self.case, self.run.header.logged_tokens(self.world)
+        if case is None or logged is None or case.recipe.data.packing or case.goal == "pretrain":
+            return False
+        return logged < FULL_SAMPLES * case.global_batch_size * case.seq_length
 
     @property
     def _assumed_tokens(self) -> int | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from meshwright.doctor import remedies
 from meshwright.doctor.check_logged import fits_length, implied_length
 from meshwright.doctor.finding import Evidence, Finding
-from meshwright.doctor.match_recipe import inferred_batch
+from meshwright.doctor.logged_rate import OtherRate, rate_unlike_file
+from meshwright.doctor.match_recipe import inferred_batch, source_of_batch
 from meshwright.doctor.run_stats import RunStats
 
 CLOSE_BATCH = 0.1  # tokens per second are rounded, and checkpoints lengthen some steps
@@ -15,7 +16,7 @@ LENGTH, BATCH = "data.seq_length", "train.global_batch_size"
 
 
 def differing_file(stats: RunStats) -> Iterator[Finding]:
-    """The log's own figures do not fit the sequence length or the batch size of the file that the user names."""
+    """The log's own figures do not fit the length, batch size or learning rate of the file that the user names."""
     case, header = stats.case, stats.run.header
     if case is None or not header.file:
         return
@@ -28,7 +29,25 @@ def differing_file(stats: RunStats) -> Iterator[Finding]:
     batch, implied = int(case.global_batch_size), inferred_batch(stats.run, int(case.world), length)
     if BATCH in header.file_fields and implied is not None and abs(implied.samples / batch - 1) > CLOSE_BATCH:
         fitting = implied.plausible or implied.samples
-        yield _finding(stats, BATCH, "a global batch", fitting, batch, "tokens per second and step times")
+        if implied.samples > batch or not stats.has_short_samples:
+            yield _finding(stats, BATCH, "a global batch", fitting, batch, source_of_batch(stats.run, int(case.world)))
+    if (rate := rate_unlike_file(stats)) is not None:
+        yield _other_rate(stats, rate)
+
+
+def _other_rate(stats: RunStats, rate: OtherRate) -> Finding:
+    return Finding(
+        id="run.differs-from-file",
+        severity="warning",
+        message=f"the learning rate reaches {rate.text}: one of them is not what ran",
+        lines=stats.ends,
+        evidence=(Evidence("peak learning rate", rate.logged, "", rate.stated, "in the file"),),
+        remedies=(
+            remedies.advice(
+                f"compare the command of the run with {rate.source}", why="a typed value or another file replaced it"
+            ),
+        ),
+    )
 
 
 def _finding(stats: RunStats, field: str, name: str, fitting: float, stated: int, source: str) -> Finding:

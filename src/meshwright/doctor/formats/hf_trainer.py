@@ -11,8 +11,6 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -20,7 +18,7 @@ import msgspec
 from meshwright import json_text
 from meshwright.doctor.formats.derived_steps import Range, derive, per_epoch, total_of
 from meshwright.doctor.formats.steps import Steps
-from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
+from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive, tokens_between
 from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = (
@@ -39,7 +37,8 @@ STEP = re.compile(
 VALIDATION = re.compile(
     r"\{(?>[^{}']*(?:'(?!eval_loss')[^{}']*)*)'eval_loss': '?" + NUMBER + r"'?[^{}]*\}", re.IGNORECASE
 )
-PAIR = re.compile(rf"'([^'{{}}]{{1,60}})': '?({NUMBER})'?(?=[,}}])", re.IGNORECASE)
+PLAIN = r"[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?)"  # a comma ends a number of a dict
+PAIR = re.compile(rf"'([^'{{}}]{{1,60}})': '?({PLAIN})'?(?=[,}}])", re.IGNORECASE)
 BAR = re.compile(r"^\s*(?:Train(?:ing)?: *)?\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
 POSITION = re.compile(r"'(?:global_step/max_steps|iteration)': '(\d+)/(\d+)'")  # ms-swift's
 PASSED = re.compile(r"'elapsed_time': '([^'{}]{1,40})'")
@@ -81,7 +80,7 @@ NAMES = {
     "memory(GiB)": "memory_gib",  # ms-swift's
     "vram_allocated": "memory_gib",  # LLaMA-Factory's
 }
-TOTAL_TOKENS = ("tokens/total", "num_input_tokens_seen", "total_tokens")  # since the start, of all ranks
+TOTAL_TOKENS = ("tokens/total", "num_input_tokens_seen", "num_tokens", "total_tokens")  # since the start, of all ranks
 LEAST_ZEROS = 3  # records with a loss of 0 to the end, of a log without gradient norms
 
 
@@ -138,7 +137,10 @@ def read(lines: Sequence[Line], path: str) -> Run:
     known_total = next((record.total for record in reversed(records) if record.total), None)
     stated["total_steps"] = stated["total_steps"] or known_total or 0
     header = msgspec.structs.replace(_header(world, stated), front_end=_front_end(lines))
-    return _run(path, records, validations, header, notes)
+    for record in records:
+        if record.at_s is None:  # with include_num_input_tokens_seen, every record has its time
+            record.at_s = record.figures.get("train_runtime")
+    return _run(path, records, validations, _with_mean_tokens(header, summary), notes)
 
 
 class _Overflows:
@@ -200,7 +202,7 @@ def _run(
         if number_ - 1 in hidden:
             known |= {"loss": float("nan"), "hides_nan": True}
         steps.add(record.step or number_, record.line, at_s=record.at_s, **known)
-    if header.tokens_per_step is None and (tokens := _tokens_per_step(records)):
+    if tokens := _tokens_per_step(records):
         header = msgspec.structs.replace(header, tokens_per_step=tokens)
     uncounted = bool(records) and all(record.step is None for record in records)
     notes = ("the log has no step numbers: a step here is one logged record",) if uncounted else tuple(notes)
@@ -257,10 +259,23 @@ def _tokens_per_step(records: Sequence[_Record]) -> int | None:
     """Return the tokens of a step that the totals of two records imply; None if the log has none."""
     for name in TOTAL_TOKENS:
         rows = [(one.step, one.figures[name]) for one in records if one.step and name in one.figures]
-        pairs = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(rows) if b[0] > a[0] and b[1] > a[1]]
-        if pairs:
-            return round(median(pairs)) or None
+        if tokens := tokens_between(rows):
+            return tokens
     return None
+
+
+def _with_mean_tokens(header: RunHeader, summary: Mapping[str, float]) -> RunHeader:
+    """Return the header with the tokens of a step that the Trainer's last line implies, on one GPU or on all.
+
+    include_tokens_per_second counts those of one device; include_num_input_tokens_seen those of all.
+    """
+    rate, runtime = summary.get("train_tokens_per_second"), summary.get("train_runtime")
+    if not rate or not runtime or not header.total_steps:
+        return header
+    tokens = round(rate * runtime / header.total_steps)
+    if "num_input_tokens_seen" in summary:
+        return msgspec.structs.replace(header, tokens_per_step=tokens or None)
+    return msgspec.structs.replace(header, rank_tokens_per_step=tokens or None)
 
 
 def _figures(text: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright import json_text
 from meshwright.doctor.formats.steps import Steps
-from meshwright.doctor.formats.text import Line, of_one_rank, positive
+from meshwright.doctor.formats.text import Line, of_one_rank, positive, tokens_between
 from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = 'JSON lines with a step and a loss, such as {"step": 10, "loss": …, "lr": …}'
@@ -27,6 +27,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "milliseconds": ("step_time_ms", "iter_time_ms", "time_per_step_ms"),
     "tokens_per_s": ("tokens_per_s_per_gpu", "tokens_per_sec_per_gpu", "tokens_per_second_per_gpu", "tps_per_gpu"),
     "all_tokens_per_s": ("tokens_per_s", "tokens_per_sec", "tokens_per_second", "tok_s", "tps"),
+    "total_tokens": ("tokens_seen", "total_tokens", "num_tokens", "consumed_tokens", "num_input_tokens_seen"),
     "memory_gib": ("memory_gib", "mem_gib", "peak_memory_gib", "max_memory_gib"),
     "mfu": ("mfu",),
     "at_s": ("_timestamp", "timestamp", "time"),
@@ -39,12 +40,15 @@ FIRST_TIME = 1e9  # a smaller number is a duration, not a time
 def read(lines: Sequence[Line], path: str) -> Run:
     """Read the JSON records of a run."""
     steps, total = Steps(), None
+    tokens: list[tuple[int, float]] = []
     for line, found in of_one_rank(lines, STEP, HINTS):
         figures = {} if found is None else _figures(line.text)
         step = figures.pop("step", None)
         if step is None:
             continue
         total = int(figures.pop("total", 0)) or total
+        if (seen := figures.pop("total_tokens", None)) is not None:
+            tokens.append((int(step), seen))
         if "validation" in figures:
             steps.validated(int(step), figures.pop("validation"), line.number)
         if "loss" in figures:
@@ -56,7 +60,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         steps=steps.all(),
         starts=tuple(steps.starts),
         validations=steps.validations,
-        header=RunHeader(total_steps=total),
+        header=RunHeader(total_steps=total, tokens_per_step=tokens_between(tokens)),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -105,3 +107,9 @@ def of_one_rank(
             if line.rank != reporting_rank:
                 continue
         yield line, found
+
+
+def tokens_between(totals: Sequence[tuple[int, float]]) -> int | None:
+    """Return the tokens of a step that totals since the start imply, by their steps; None if there are no two."""
+    rises = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(totals) if b[0] > a[0] and b[1] > a[1]]
+    return (round(median(rises)) or None) if rises else None
