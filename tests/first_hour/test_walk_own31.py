@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import meshwright
 from meshwright.cli.run import run
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.model.config import tiny
@@ -56,3 +57,9 @@ def test_torchs_stack_trace_about_bf16_is_not_shown() -> None:
         warnings.warn("mkldnn_matmul failed, switching to BLAS gemm:\nframe #0", stacklevel=1)
         warnings.warn("another", stacklevel=1)
     assert [str(one.message) for one in shown] == ["another"]
+
+
+@pytest.mark.parametrize(("model", "expected"), [("qwen3_next_80b_a3b", True), ("qwen3_30b_a3b", False)])
+def test_megatron_gets_norms_around_zero(model: str, expected: bool) -> None:
+    found = meshwright.export(model, to="megatron-lm", gpus="16x8xH100", goal="pretrain")
+    assert ("--apply-layernorm-1p" in "".join(found.written.files.values())) == expected

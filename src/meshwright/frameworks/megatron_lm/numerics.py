@@ -13,6 +13,10 @@ from meshwright.recipes.types import Recipe
 
 DEFAULT_STD = 0.02
 PADDING = 128  # Megatron pads the vocabulary to a multiple of this times tp
+ZERO_CENTERED_NORMS = (  # their norms multiply by 1 + weight
+    "gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5", "qwen3_5_text",
+    "qwen3_5_moe", "qwen3_5_moe_text",
+)  # fmt: skip
 YARN_BETAS = (32, 1)  # of multi-latent attention; there are no flags for others
 ARRAY = dict.fromkeys(
     (
@@ -28,7 +32,7 @@ def numeric_flags(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
     found = numerics_for(recipe)
     return {
         **_positions(found, model),
-        **_norms(found, recipe),
+        **_norms(found, recipe, model),
         **_router(found, model),
         **_padding(model, recipe.layout.tp),
     }
@@ -61,8 +65,10 @@ def _base(value: float) -> int:
     return int(value)
 
 
-def _norms(found: Numerics, recipe: Recipe) -> dict[str, Any]:
+def _norms(found: Numerics, recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
     flags: dict[str, Any] = {} if found.norm_eps is None else {"norm_epsilon": found.norm_eps}
+    if model.model_type in ZERO_CENTERED_NORMS:
+        flags["apply_layernorm_1p"] = True
     if recipe.train.init_std or found.init_std not in (None, DEFAULT_STD):
         flags["init_method_std"] = found.init_std
     return flags
