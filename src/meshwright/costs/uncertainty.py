@@ -86,7 +86,7 @@ def _routes_freely(case: Case) -> bool:
 
 def _is_int8(case: Case) -> bool:
     """Return whether frozen weights are in LLM.int8, of which no run was measured."""
-    return case.goal == "peft" and case.method == "lora8bit"
+    return bool(case.goal == "peft" and case.method == "lora8bit")
 
 
 def _own_band(case: Case, known: ErrorBands) -> float:

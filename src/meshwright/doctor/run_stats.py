@@ -270,7 +270,7 @@ class RunStats:
         case, logged = self.case, self.run.header.logged_tokens(self.world)
         if case is None or logged is None or case.recipe.data.packing or case.goal == "pretrain":
             return False
-        return logged < FULL_SAMPLES * case.global_batch_size * case.seq_length
+        return bool(logged < FULL_SAMPLES * case.global_batch_size * case.seq_length)
 
     @property
     def _assumed_tokens(self) -> int | None:

@@ -86,7 +86,8 @@ def _changed_settings(stats: RunStats, other: RunStats) -> list[str]:
 
 def _difference(stats: RunStats, other: RunStats) -> tuple[str, tuple[Remedy, ...]]:
     """Return which part of a step is slower, as far as both logs measure parts, and the checks that follow."""
-    texts, fixes = [], []
+    texts: list[str] = []
+    fixes: list[Remedy] = []
     part = slower_part(other.steady, stats.steady)
     if part is not None:
         name, extra, share_of_extra = part

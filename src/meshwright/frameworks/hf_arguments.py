@@ -69,7 +69,7 @@ def _completed(written: str, known: KeyTable) -> str:
     """
     if known.find("", written):
         return written
-    names = (*known.owners.get("", ()), *(f"{NO}{name}" for name in known.owners.get(ON, ())))
+    names: tuple[str, ...] = (*known.owners.get("", ()), *(f"{NO}{name}" for name in known.owners.get(ON, ())))
     fitting = [name for name in names if name.startswith(written)]
     if len(fitting) != 1 or written == NO[:-1] or ("_" in fitting[0] and "_" not in written):
         return written

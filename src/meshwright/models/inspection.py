@@ -371,7 +371,7 @@ def _softmax(
     return nearest if nearest.matmul_params(hidden) < total else None
 
 
-def _index_of_blocks(found: Mapping[str, Any]) -> dict[str, int]:
+def _index_of_blocks(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return how an indexer selects blocks of keys for this attention, if it has one."""
     if not (found.get("index_blocks") and found["index_heads"] and found["index_dim"]):
         return {}

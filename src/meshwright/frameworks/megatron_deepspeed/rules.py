@@ -82,7 +82,11 @@ def batch_sizes(ctx: RuleContext) -> Iterator[Problem]:
     """Compare the batch of the flags with that of the config."""
     if not is_on(ctx, "deepspeed"):
         return
-    for flag, key, severity in (("micro_batch_size", MICRO, "error"), ("global_batch_size", BATCH, "warning")):
+    severities: tuple[tuple[str, str, Severity], ...] = (
+        ("micro_batch_size", MICRO, "error"),
+        ("global_batch_size", BATCH, "warning"),
+    )
+    for flag, key, severity in severities:
         given, config = get_int(ctx, flag), _json_int(ctx, key)
         if given and config and given != config:
             name = f"--{flag.replace('_', '-')}"
