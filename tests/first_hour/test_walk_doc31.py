@@ -195,16 +195,16 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
 
 
 READ_ONLY = (
-    "models", "models llama", "model llama3-8b", "gpus", "recipes", "recipes qwen3", "recipe llama3_8b_pretrain_config",
-    "rules", "rules batch.divides", "explain loss.diverging", "inspect llama3-8b",
-    "recommend llama3-8b --gpus 8xH100", "estimate llama3_8b_pretrain_config", "size llama3-8b --gpus H100",
-    "calibrate --template", "launch llama3_8b_pretrain_config --gpus 8xH100", "evidence llama3-8b --gpus 8xH100",
+    "models", "models llama", "models llama3-8b", "gpus", "recipes", "recipe llama3_8b_pretrain_config",
+    "rules", "rules batch.divides", "explain loss.diverging", "inspect llama3-8b", "estimate llama3_8b_pretrain_config",
+    "recommend llama3-8b --goal pretrain --gpus 8xH100", "size llama3-8b --goal pretrain --gpus H100",
+    "calibrate --template", "check llama3_8b_pretrain_config --gpus 8xH100", "--version", "--help",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("typed", READ_ONLY)
 def test_shipped_data_needs_no_connection(meshwright: Any, no_sockets: Callable[[], list[str]], typed: str) -> None:
-    meshwright(*typed.split())
+    assert meshwright(*typed.split()).code == 0
     assert no_sockets() == []
 
 
@@ -225,3 +225,71 @@ def test_the_template_of_runs_calibrates_with_the_command_in_its_header(
     Path("runs.csv").write_text(meshwright("calibrate", "--template").out)
     assert meshwright("calibrate", "runs.csv", "--out", "mine.toml").code == 0
     assert Path("mine.toml").exists()
+
+
+def rows(count: int) -> str:
+    text = "Der Rat der Stadt hat beschlossen, die Brücke bis zum Herbst zu erneuern. " * 12
+    return "".join(f'{{"prompt": "Frage {n}: {text}", "completion": "{text}"}}\n' for n in range(count))
+
+
+def test_small_data_has_a_warm_up_and_validations_that_fit_it(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chat.jsonl").write_text(rows(300))
+    typed = ("recommend", "qwen3-4b", "--gpus", "3090", "--goal", "lora", "--dataset", "chat.jsonl", "train.epochs=3")
+    answer = meshwright(*typed, "data.validation_part=0.05", "--json").json
+    steps = answer["budget"]["steps"]
+    changed = {one["field"]: one for one in answer["changes"]}
+    warmup = changed["schedule.warmup_steps"]
+    assert int(warmup["to"]) == max(1, steps // 10)
+    assert warmup["why"].startswith("follows the data: 50 warm-up steps are more than half")
+    assert 1 <= int(changed["train.eval_every"]["to"]) <= steps // 4
+    command = answer["commands"]["meshwright"]
+    assert f"schedule.warmup_steps={warmup['to']}" in str(command)
+    assert "train.eval_every=" in str(command)
+    assert not [one for one in answer["findings"] if one["rule"] == "learning_rate.warmup-too-long"]
+    kept = meshwright(
+        *typed, "schedule.warmup_steps=40", "data.validation_part=0.05", "train.eval_every=0", "--json"
+    ).json
+    assert "schedule.warmup_steps=40" in str(kept["commands"]["meshwright"])
+    assert "train.eval_every=" not in str(kept["commands"]["meshwright"]).replace("train.eval_every=0", "")
+
+
+def test_no_option_repeats_the_plan_and_8_bit_moments_are_offered(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = ("recommend", "llama3.2-1b", "--gpus", "3090", "--goal", "sft", "--seq", "4k", "train.global_batch_size=8")
+    shown = meshwright(*typed).out
+    answer = meshwright(*typed, "--json").json
+    assert answer["estimate"]["fits"]
+    assert "8-bit moments (contract)" in shown
+    assert "optimizer.name=adamw8bit" in shown
+    plan = answer["estimate"]
+    same = [
+        one for one in answer["options"] if one["total_gib"] == pytest.approx(plan["memory_gib"]["total"], rel=1e-3)
+    ]
+    for one in same:
+        assert one["command"] not in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("models qwen3-moe", "qwen3_30b_a3b"),
+        ("gpus 4090ti", "RTX4090"),
+        ("recommend llama3-8b --goal sft --gpus 8x4090ti", "RTX4090"),
+    ],
+)
+def test_names_of_families_and_variants_are_suggested(meshwright: Any, typed: str, meant: str) -> None:
+    error = meshwright(*typed.split()).err
+    assert "did you mean" in error
+    assert meant in error
+
+
+@pytest.mark.parametrize("verb", ["recipes", "gpus", "models", "rules", "accuracy"])
+def test_usage_shows_optional_arguments_in_brackets(meshwright: Any, verb: str) -> None:
+    usage = meshwright(verb, "--help").out.splitlines()[0]
+    assert usage.endswith("]")
+    assert meshwright("inspect", "--help").out.splitlines()[0].endswith(" MODEL")

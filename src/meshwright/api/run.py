@@ -36,6 +36,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import ENGINES, Kernels, Layout, Precision, Recipe
+from meshwright.stages import stage
 
 if TYPE_CHECKING:
     from meshwright.engine.train import TrainResult
@@ -646,6 +647,7 @@ def _prompt_text(prompt: str | list[dict[str, Any]]) -> str:
 def evaluate(request: requests.Evaluate) -> EvaluateResponse:
     """Measure the perplexity of a trained model."""
     check_folder(request.source, "source")
+    stage("evaluate: importing torch and transformers")
     from meshwright.engine.post_training.perplexity import evaluate as measure
 
     done = measure(
@@ -665,6 +667,7 @@ def evaluate(request: requests.Evaluate) -> EvaluateResponse:
 def convert(request: requests.Convert) -> ConvertResponse:
     """Write the model of a checkpoint as a Hugging Face folder."""
     check_folder(request.source, "source")
+    stage("convert: importing torch and transformers")
     from meshwright.engine.post_training.convert import convert as write
 
     done = write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 
 import msgspec
@@ -12,9 +13,12 @@ from meshwright.api import requests
 from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, sample_width
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
+from meshwright.display import plural
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question
-from meshwright.recipes.types import Recipe
+from meshwright.planner.baseline import Baseline
+from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.rules.learning_rate import is_long_warmup, short_warmup
 
 STEPS = "train.steps"
 
@@ -38,24 +42,50 @@ def plan_of_length(question: Question, recipe: Recipe | None, request: requests.
 
 
 FOLLOWS_DATA = "follows the data: "
+WARMUP, EVAL_EVERY, VALIDATION_PART = "schedule.warmup_steps", "train.eval_every", "data.validation_part"
+VALIDATIONS = 5  # of a run whose held-out part is requested
+ABOUT_DATA = ("epoch", "val", "test_s")
+"""Parts of the names of epochs and of a held-out part, in any spelling."""
 
 
 def _plan_of_epochs(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
-    """Return the plan; a batch that nobody asked for is smaller if the epochs of the user's data have few updates."""
+    """Return the plan with batch, warm-up and validations that fit the user's data, where nobody asked for others."""
     overrides = request.overrides
-    if recipe is None and any("epochs" in one.partition("=")[0] for one in overrides):  # no recipe has its own
-        baseline = planner.baseline_for(question, overrides)
-        found = batch_for_updates(baseline.requested, int(baseline.case.world), baseline.case.engine)
-        if found is not None and BATCH not in baseline.reasons:
-            plan = planner.recommend(question, (*overrides, f"{BATCH}={found[0]}"))
-            return _explained(plan, BATCH, f"{FOLLOWS_DATA}{found[1]}; a new experiment")
-    return planner.recommend(question, overrides, recipe)
+    if not any(word in one.partition("=")[0] for one in overrides for word in ABOUT_DATA):
+        return planner.recommend(question, overrides, recipe)
+    baseline = planner.baseline_for(question, overrides, recipe)
+    found = {field: value for field, value in _of_data(baseline, recipe is None) if field not in baseline.reasons}
+    plan = planner.recommend(question, (*overrides, *(f"{key}={one[0]}" for key, one in found.items())), recipe)
+    for field, (_, why) in found.items():
+        changed = "; a new experiment" if recipe_fields()[field].kind == "contract" else ""
+        plan = _explained(plan, field, f"{FOLLOWS_DATA}{why}{changed}")
+    return plan
+
+
+def _of_data(baseline: Baseline, any_batch: bool) -> Iterator[tuple[str, tuple[int, str]]]:
+    """Yield the values that the user's data asks for, each with why: batch, warm-up, steps between validations."""
+    recipe, engine = baseline.requested, baseline.case.engine
+    batch = batch_for_updates(recipe, int(baseline.case.world), engine) if any_batch else None
+    if batch is not None:
+        yield BATCH, batch
+    size = batch[0] if batch is not None and BATCH not in baseline.reasons else recipe.train.global_batch_size
+    epochs = epochs_of(recipe, engine)
+    steps = ceil(epochs.samples / size) if epochs is not None else 0
+    warmup = recipe.schedule.warmup_steps
+    if steps and bool(is_long_warmup(warmup, steps)):
+        yield WARMUP, (short_warmup(steps), f"{warmup} warm-up steps are more than half of {plural(steps, 'step')}")
+    steps = steps or recipe.train.steps
+    if VALIDATION_PART in baseline.reasons and recipe.data.validation_part and not recipe.train.eval_every and steps:
+        yield (
+            EVAL_EVERY,
+            (max(1, steps // VALIDATIONS), f"about {VALIDATIONS} validations on the part that is held out"),
+        )
 
 
 def overrides_of(plan: Plan, request: requests.Recommend) -> tuple[str, ...]:
-    """Return the overrides that a plan was made with: the user's, and the batch that follows the data."""
-    batch = (f"{BATCH}={one.new}" for one in plan.changes if one.field == BATCH and one.why.startswith(FOLLOWS_DATA))
-    return (*request.overrides, *batch)
+    """Return the overrides that a plan was made with: the user's, and those that follow the data."""
+    followed = [one for one in plan.changes if one.why.startswith(FOLLOWS_DATA)]
+    return (*request.overrides, *(f"{one.field}={one.new}" for one in followed))
 
 
 def _steps_of_tokens(tokens: float, per_step: int, recipe: Recipe) -> int | None:

@@ -89,10 +89,10 @@ def build(verb: Verb) -> click.Command:
 
 
 def _argument(field: Field) -> click.Argument:
-    nargs = -1 if field.repeated else 1
-    return click.Argument(
-        [field.name], required=False, nargs=nargs, metavar=field.input.metavar, shell_complete=_completer(field)
-    )
+    nargs, metavar = -1 if field.repeated else 1, field.input.metavar
+    if metavar and not field.required and not metavar.startswith("["):
+        metavar = f"[{metavar}]"
+    return click.Argument([field.name], required=False, nargs=nargs, metavar=metavar, shell_complete=_completer(field))
 
 
 def _option(field: Field) -> click.Option:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from math import isclose
 from typing import Any
 
 from meshwright.cli.console import Out, escape
 
 Answer = dict[str, Any]
 """A response as JSON."""
+SAME = 0.005  # of two estimates that are one layout
 WIDTH = 44  # characters of the memory bar
 PARTS = {
     "weights": "blue",
@@ -133,7 +135,18 @@ def repair_lines(answer: dict[str, Any]) -> list[str]:
 
 def option_lines(answer: Answer) -> list[str]:
     """Return the options of an answer that does not fit as asked, in the order of what they cost."""
-    return [line for option in answer.get("options", []) for line in _option_lines(option)]
+    return [
+        line for option in answer.get("options", []) if not _is_plan(option, answer) for line in _option_lines(option)
+    ]
+
+
+def _is_plan(option: Answer, answer: Answer) -> bool:
+    """Return whether an option is the plan above it, whose levers it has already."""
+    plan = answer.get("estimate") or {}
+    if option["kind"] != "layout" or not plan.get("fits"):
+        return False
+    now = plan["memory_gib"]["total"], plan["step_s"]
+    return all(isclose(*one, rel_tol=SAME) for one in zip((option["total_gib"], option["step_s"]), now, strict=True))
 
 
 def _option_lines(option: Answer) -> list[str]:

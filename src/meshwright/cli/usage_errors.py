@@ -223,7 +223,7 @@ def _as_argument(option: str, argument: click.Argument, context: Any, arguments:
         rest.remove(value)
     leading = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     if not value or leading < before:
-        return f"{context.command_path} {value or argument.make_metavar(context)}"
+        return f"{context.command_path} {value or argument.make_metavar(context).strip('[]')}"
     return shlex.join([*context.command_path.split(), *rest[:before], value, *rest[before:]])
 
 

@@ -32,9 +32,16 @@ def gpu(name: str) -> Gpu:
 
 
 def _of_family(name: str, names: list[str]) -> list[str]:
-    """Return the GPUs whose names differ only in the part after the first dash: A100-40 and A100-80 for A100-60."""
+    """Return the GPUs of the same name up to the first dash (A100-40 for A100-60), else of the same model number."""
     family = name.strip().lower().split("-")[0]
-    return [one for one in names if one.lower().split("-")[0] == family][:4]
+    found = [one for one in names if one.lower().split("-")[0] == family]
+    return (found or [one for one in names if _model_number(name) and _model_number(one) == _model_number(name)])[:4]
+
+
+def _model_number(name: str) -> str:
+    """Return the first number of four or more digits of a GPU's name: 4090 of 4090ti and RTX4090."""
+    found = re.search(r"[0-9]{4,}", name)
+    return found[0] if found else ""
 
 
 def is_known(name: str) -> bool:

@@ -53,6 +53,7 @@ _FILLERS = re.compile(r"^gpus?\s*[:=]\s*|\b(?:gpus?|cards?|accelerators?)\b")
 _NUMBER_WORDS = {**NUMBER_WORDS, "single": 1, "dual": 2, "quad": 4}
 _NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(_NUMBER_WORDS)})\b")
 _CARD_NUMBER = re.compile(r"[1-5]0[5-9]0|16[56]0|[45]500|[2-8]000|7900|9070")
+_CARD = re.compile(rf"(?:{_CARD_NUMBER.pattern})\s*(?:ti|super|xt|xtx)+")  # 4090ti: a variant, not 4,090 of something
 """Numbers in the names of GeForce, RTX and Radeon cards."""
 
 
@@ -249,7 +250,7 @@ def _parts(text: str) -> _Parts:
     """Return the parts of the first form that names a known GPU, or of counts alone."""
     plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS))
     plain = _NUMBER_WORD.sub(lambda found: str(_NUMBER_WORDS[found[0]]), _FILLERS.sub("", plain)).strip()
-    if is_known(plain):
+    if is_known(plain) or _CARD.fullmatch(plain):
         return _Parts(plain)
     if found := (re.fullmatch(rf"({_N})?\s*x?\s*nvl\s*([0-9]+)(?:\s*racks?)?", plain)):
         raise _unnamed_rack(text, found[1] or "1", int(found[2]))
@@ -258,7 +259,7 @@ def _parts(text: str) -> _Parts:
         groups = {} if (found := form.fullmatch(plain)) is None else found.groupdict()
         name = groups.get("name")
         if name is not None and not is_known(name):
-            unknown = unknown or (groups if name[:1].isalpha() else None)
+            unknown = unknown or (groups if name[:1].isalpha() or _CARD.fullmatch(name) else None)
         elif groups and (name is not None or unknown is None or unknown["name"].startswith("node")):
             return _counted(text, groups)
     if unknown is not None:
@@ -315,7 +316,7 @@ def _gpu_in(text: str, parts: _Parts) -> Gpu:
     try:
         return gpu(parts.name or DEFAULT_GPU)
     except InputError as error:
-        written = "x".join(str(n) for n in (parts.nodes, parts.each or parts.count) if n)
+        written = "x".join(str(n) for n in (parts.nodes, parts.each or parts.count) if n) or "1"
         raise _bad(text, error.reason, [f"{written}x{near}" for near in error.fix]) from None
 
 

@@ -19,6 +19,7 @@ from .reader import load_config, spec_from_config
 from .spec import ModelSpec
 
 _SIZE = re.compile(r"(a?)(\d+(?:[.p]\d+)?)([bmt])")
+SHOWN = 3  # models of a type that a name may mean
 _SIZE_IN_MILLIONS = {"m": 1, "b": 1_000, "t": 1_000_000}
 SAME_SIZE = 0.04  # share by which the parameters of a model without a size in its name may differ from a size
 _PARENTHESES = re.compile(r"\(.*?\)")
@@ -137,10 +138,22 @@ def quantized_bits(text: str) -> int:
 def _unknown_name(text: str, not_on_hub: InputError | None = None) -> InputError:
     """Return the error for a model that is not in the catalogue, with the way to plan it anyway."""
     error = unknown("model", text, names(), "meshwright models")
+    if not error.fix and (near := _of_type(text)):
+        error = InputError(f"unknown model {text}; did you mean {' or '.join(near)}?", "model", text, near)
     other, fix = "for any other model give its config.json", error.fix
     if not_on_hub is not None:
         other, fix = f"{not_on_hub.reason}; {other}", (*error.fix, *not_on_hub.fix)
     return InputError(f"{error.reason.removesuffix('?')}; {other}", error.field, error.value, fix)
+
+
+def _of_type(text: str) -> list[str]:
+    """Return some shipped models of the Hugging Face type that a text names, such as qwen3-moe."""
+    wanted = re.sub(r"[\W_]+", "", text.lower())
+    return [name for name, one in _entries().items() if _type_of(one["config"]) == wanted][:SHOWN] if wanted else []
+
+
+def _type_of(config: dict[str, Any]) -> str:
+    return re.sub(r"[\W_]+", "", str(config.get("model_type", "")).lower())
 
 
 def is_config(path: str) -> bool:

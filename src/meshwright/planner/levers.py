@@ -53,6 +53,7 @@ SMALL = 8  # GPUs up to which stages may be uneven
 SHORTEST = 512  # tokens of a sample below which no shorter sequence is proposed
 MOST_HOST_GIB = 2048  # host memory per GPU beyond which no node is sold
 WORTH = 0.8  # of the step time of a plan that fits on the GPUs; another change must be that much faster
+FASTER = 0.95  # of the step time of an option that costs less; another one must be that much faster
 SLOW = 1.5  # times the step time with unlimited memory: host memory may be faster
 GOOD_MFU = 0.35  # above it, host memory gains little
 GROWS_UP_TO = 2.0  # times the fastest step time with a small micro batch: degrees for which larger ones are tried
@@ -361,7 +362,8 @@ def options_for(
     if not found.fits:
         return tuple(_contract_options(baseline, asked, np.inf))
     applied = _option("layout", _layout_variant(baseline, found), found, asked)
-    below = 1.0 if found.layout["offload"] != "none" else WORTH
+    sure = found.layout["offload"] == "none" and found.has_headroom and found.chance >= MAY_NOT_FIT
+    below = WORTH if sure else 1.0
     return (applied, *_contract_options(baseline, asked, below * found.step_s))
 
 
@@ -440,13 +442,13 @@ def _contract_options(baseline: Baseline, asked: Asked, below_s: float) -> Itera
 
 
 def _first_certain(variants: list[Variant], asked: Asked, below_s: float) -> Iterator[Option]:
-    """Yield the first variant that fits; if it only may fit, also the next one that surely does."""
+    """Yield the first variant that fits, and the next one that surely does if that one only may, or is slower."""
     first = _first_fitting(variants, asked, below_s)
     if first is None:
         return
     yield first
-    rest = [one for one in variants if one.title != first.title]
-    next_one = None if first.likely else _first_fitting(rest, asked, below_s)
+    rest = variants[[one.title for one in variants].index(first.title) + 1 :]
+    next_one = _first_fitting(rest, asked, below_s if not first.likely else min(below_s, FASTER * first.step_s))
     if next_one is not None and next_one.likely:
         yield next_one
 

@@ -32,6 +32,7 @@ from meshwright.errors import InputError
 from meshwright.models import quantization_of
 from meshwright.notes import note
 from meshwright.recipes.types import Kernels, Layout, Recipe
+from meshwright.stages import stage
 
 UNLIMITED_BYTES = 1 << 62  # bytes
 
@@ -162,6 +163,7 @@ def _from_megatron(path: Path, folder: Path, options: ConvertOptions, which: str
     source = MegatronModel(open_megatron(path, which), None if model is None else config_named(model))
     config = transformers_config(source.config)
     stored = source.read("model.norm.weight").dtype
+    stage(f"convert: writing the tensors of {path}")
     named = Path(model).expanduser() if model is not None and is_path(model) else None
     hf_io.write_folder(
         build_name_map(config).shapes,
@@ -208,6 +210,7 @@ def _stream_tensors(
     index = read_index(checkpoint, read_manifest(checkpoint))
     shapes = {name.removeprefix(MODEL): one.shape for name, one in index.tensors.items() if name.startswith(MODEL)}
     settings = transformers_config(config)
+    stage(f"convert: writing {len(shapes):,} tensors of {checkpoint}")
     hf_io.write_folder(
         shapes,
         lambda name: full_tensor(checkpoint, index, f"{MODEL}{name}"),
@@ -252,6 +255,8 @@ def _export_with_engine(
     initial_weights = _base_weights(checkpoint, recipe) if recipe.goal == "peft" else None
     family = family_of(recipe)
     preload = preloaded(family, family.read_config(config))
+    what = "merging the adapters and writing the model" if options.merge else "writing"
+    stage(f"convert: loading {checkpoint} into the model and {what}")
     processes.fork(
         1, _export_rank, single_rank, config, str(checkpoint), initial_weights, str(folder), options, preload=preload
     )
@@ -322,9 +327,12 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
         _dequantize(found.path, folder, options)
         copy_card(found.path, folder)
         return
+    stage(f"convert: loading the model of {found.path}")
     model = load_model(found.path, DTYPES[options.dtype] if options.dtype else "auto")
     if found.type == "adapters":
+        stage("convert: merging the adapters")
         model = model.merge_and_unload()
+    stage(f"convert: writing {folder}")
     largest = UNLIMITED_BYTES if options.consolidated else max(1, round(options.shard_gib * 1024**3))
     with no_progress():
         model.save_pretrained(folder, max_shard_size=largest)

@@ -38,6 +38,7 @@ from meshwright.models import find as find_model
 from meshwright.notes import note
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Architecture, Checkpoint, Data, Kernels, Layout, Precision, Recipe, Train
+from meshwright.stages import stage
 
 if TYPE_CHECKING:
     from meshwright.recipes.types import Goal
@@ -82,6 +83,7 @@ def evaluate(
     with ExitStack() as stack:
         recipe, step = _recipe_of(found, path, dataset, answers)
         source = _base_folder(found, recipe, path) if base else found.path
+        stage(f"evaluate: reading the weights of {source}")
         folder = stack.enter_context(as_model_folder(str(source), merged=True)).resolve()
         process = detect()
         world = nproc or (process.world if process else 1)
@@ -96,6 +98,7 @@ def evaluate(
         if held_out is None:
             raise _no_held_out_data(recipe.data, path)
         _warn_beyond_positions(recipe)
+        stage(f"evaluate: loading the model and measuring its loss on {held_out.dataset}")
         measured = _measure(recipe, folder, world, nproc, samples)
         return EvaluateResult(
             dataset=held_out.dataset,
