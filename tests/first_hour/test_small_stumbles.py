@@ -190,6 +190,7 @@ def test_every_title_of_an_option_is_explained(meshwright: Any) -> None:
     from meshwright.planner import faster_step, four_bit, levers
 
     found |= {faster_step.TITLE, four_bit.TITLE, *(title for title, *_ in levers.STATES)}
+    found.discard("")  # a suggestion that is only tried
     assert len(found) >= 8
     for title in sorted(found):
         answer = meshwright("explain", f"{title}:", "--json").json

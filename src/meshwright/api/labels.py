@@ -29,6 +29,7 @@ TITLES = {
     "a faster layout": "the search found a faster layout than the published one, which was kept; the same weights",
     "a faster step": "kernels, loss and sharding that compute the same weights in less time, at more memory",
     "a leaner step": "recompute, a loss without full logits, earlier gradient reduction: less memory, the same weights",
+    "QLoRA": "adapters on base weights in 4 bits (peft.method=qlora)",
     "8-bit moments": "the optimizer's moments are stored in 8 bits (optimizer.name=adamw8bit)",
     "bf16 moments": "the optimizer's first moment is stored in bf16 (precision.moments=bf16)",
     "bf16 weights and moments": "master weights and moments are stored in bf16; small updates are lost",

@@ -244,11 +244,7 @@ def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
     ran = case.recipe.optimizer.lr
     values = {lr: _within_rules(stats, ran, factor)}
     if stats.states(least) and case.recipe.schedule.min_lr:
-        now = case.recipe.schedule.min_lr
-        is_scaled = values[lr] == _scaled(ran, factor)  # else a rule's rate: as its fix does, only a high minimum moves
-        lower = _scaled(now, factor) if is_scaled else min(now, _scaled(values[lr], 0.1))
-        if lower != now:
-            values[least] = min(lower, values[lr])
+        values[least] = _scaled(case.recipe.schedule.min_lr, values[lr] / ran)  # as it follows a rate that is typed
         return contract(stats, values, why)
     # The minimum of our recipe is not the run's: framework settings that derive from it would be wrong.
     other = RunStats(stats.run, case.rebuild(override.change(case.recipe, {least: 0.0})[0]))
