@@ -10,7 +10,7 @@ from meshwright.api.dataset_length import with_own_data
 from meshwright.api.prices import price_for
 from meshwright.api.questions import job_question, model_question, named_job, question_for
 from meshwright.api.resolve import model_and_goal, typed_model
-from meshwright.api.run_length import overrides_of, plan_of_length, with_budget
+from meshwright.api.run_length import overrides_of, plan_of_length, steps_counter, with_budget
 from meshwright.api.targets import GOAL_FIX, own_recipe, stated_goal
 from meshwright.api.verb_function import verb
 from meshwright.errors import InputError
@@ -71,7 +71,8 @@ def _with_counted_data(plan: Plan, request: requests.Recommend, recipe: Recipe |
     found = with_own_data(plan)
     if found.repair is None or found.repair == plan.repair:
         return found
-    other = planner.replanned(found, plan.question, overrides_of(plan, request), recipe)
+    steps = steps_counter(plan.question, recipe, request)
+    other = planner.replanned(found, plan.question, overrides_of(plan, request), recipe, steps)
     return found if other is None else planner.with_replanned(found, other)
 
 

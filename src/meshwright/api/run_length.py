@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from math import ceil
 
 import msgspec
@@ -14,13 +15,15 @@ from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, s
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
 from meshwright.display import plural
+from meshwright.notes import no_notes
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question
 from meshwright.planner.baseline import Baseline
+from meshwright.planner.recommend import STEPS, StepsOfPlan, planned
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules.learning_rate import is_long_warmup, short_warmup
-
-STEPS = "train.steps"
 
 
 def plan_of_length(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
@@ -29,16 +32,97 @@ def plan_of_length(question: Question, recipe: Recipe | None, request: requests.
     if tokens is None and request.days is None:
         return _plan_of_epochs(question, recipe, request)
     baseline = planner.baseline_for(question, overrides, recipe)
-    if baseline.requested.train.epochs or STEPS in baseline.reasons:
+    steps_of = _steps_of(baseline, request)
+    if steps_of is None:
         return planner.recommend(question, overrides, recipe)
     if tokens is None:
-        plan = planner.recommend(question, overrides, recipe, lambda plan: _steps_of_days(plan, request))
+        plan = planner.recommend(question, overrides, recipe, steps_of)
+        plan = _with_steps_of_batches(plan, lambda more: _planned_steps(plan, question, recipe, request, more))
         return _explained(plan, STEPS, f"requested: what {request.days:g} days train; a new experiment")
     per_step = planner.step_tokens(baseline.case, sample_width(baseline.requested, baseline.case.engine))
     steps = _steps_of_tokens(tokens, per_step, baseline.requested)
-    plan = planner.recommend(question, overrides if steps is None else (*overrides, f"train.steps={steps}"), recipe)
+    typed = overrides if steps is None else (*overrides, f"{STEPS}={steps}")
+    plan = planner.recommend(question, typed, recipe, steps_of)
+    plan = _with_steps_of_batches(plan, lambda more: _counted_steps(plan, tokens, more))
     why = f"requested: {request.tokens} tokens of {per_step:,} per step; a new experiment"
     return _explained(plan, STEPS, why)
+
+
+def steps_counter(question: Question, recipe: Recipe | None, request: requests.Recommend) -> StepsOfPlan | None:
+    """Return the function that counts the steps of a plan; None if no tokens or days set them."""
+    if request.tokens is None and request.days is None:
+        return None
+    return _steps_of(planner.baseline_for(question, request.overrides, recipe), request)
+
+
+def _steps_of(baseline: Baseline, request: requests.Recommend) -> StepsOfPlan | None:
+    """Return the function that counts the steps of a plan; None if the user set steps or epochs."""
+    if baseline.requested.train.epochs or STEPS in baseline.reasons:
+        return None
+    tokens = token_budget(request.tokens)
+    if tokens is None:
+        return lambda plan: _steps_of_days(plan, request)
+    return lambda plan: _steps_of_tokens(tokens, _tokens_per_step(plan.case), plan.recipe)
+
+
+def _tokens_per_step(case: Case) -> int:
+    return planner.step_tokens(case, sample_width(case.recipe, case.engine))
+
+
+STEP_SIZE = (BATCH, "data.seq_length")
+"""Fields whose change takes another number of steps for the same tokens."""
+StepsOfChange = Callable[[tuple[str, ...]], int | None]
+
+
+def _with_steps_of_batches(plan: Plan, steps_of: StepsOfChange) -> Plan:
+    """Return the plan whose repair, fixes, suggestions and options set the steps where they set another batch."""
+
+    def followed(overrides: tuple[str, ...]) -> tuple[str, ...]:
+        keys = [one.partition("=")[0] for one in overrides]
+        steps = steps_of(overrides) if set(keys) & set(STEP_SIZE) and STEPS not in keys else None
+        return overrides if steps is None else (*overrides, f"{STEPS}={steps}")
+
+    def option(one: planner.Option) -> planner.Option:
+        overrides = followed(one.overrides)
+        if overrides == one.overrides:
+            return one
+        words = [word for word in shlex.split(one.command) if not word.startswith(f"{STEPS}=")]
+        return msgspec.structs.replace(one, overrides=overrides, command=shlex.join([*words, overrides[-1]]))
+
+    repair = plan.repair
+    if repair is not None:
+        planned = plan.repaired
+        whole = followed(repair.overrides)
+        if planned is not None and whole != repair.overrides:
+            whole = (*repair.overrides, f"{STEPS}={planned.recipe.train.steps}")  # what its commands run
+        repair = msgspec.structs.replace(repair, overrides=whole)
+    replace = msgspec.structs.replace
+    return replace(
+        plan,
+        repair=repair,
+        findings=tuple(replace(one, fix=followed(one.fix)) for one in plan.findings),
+        suggestions=tuple(replace(one, overrides=followed(one.overrides)) for one in plan.suggestions),
+        options=tuple(option(one) for one in plan.options),
+    )
+
+
+def _counted_steps(plan: Plan, tokens: float, overrides: tuple[str, ...]) -> int | None:
+    """Return the steps of these tokens with other overrides; None if they stay."""
+    with no_notes():
+        changed = override.apply(plan.recipe, overrides)
+    return _steps_of_tokens(tokens, _tokens_per_step(plan.case.rebuild(changed)), plan.recipe)
+
+
+def _planned_steps(
+    plan: Plan, question: Question, recipe: Recipe | None, request: requests.Recommend, overrides: tuple[str, ...]
+) -> int | None:
+    """Return the steps that the days train with other overrides, whose layout is planned; None if none runs."""
+    if plan.repair is not None and plan.repaired is not None and overrides == plan.repair.overrides:
+        return plan.repaired.recipe.train.steps
+    with no_notes():
+        baseline = planner.baseline_for(question, override.merged(request.overrides, overrides), recipe)
+        found = planned(baseline, overrides)
+    return None if found is None or not found.ok else _steps_of_days(found, request)
 
 
 FOLLOWS_DATA = "follows the data: "

@@ -47,6 +47,9 @@ from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, rec
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 """Fields whose rules concern divisibility: if only these block every layout, the GPU count is wrong."""
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
+STEPS = "train.steps"
+StepsOfPlan = Callable[[Plan], int | None]
+"""Returns how many steps a plan trains; None if it has as many."""
 
 
 class _Found(NamedTuple):
@@ -57,24 +60,22 @@ class _Found(NamedTuple):
 
 
 def recommend(
-    question: Question,
-    overrides: Sequence[str] = (),
-    recipe: Recipe | None = None,
-    steps: Callable[[Plan], int | None] | None = None,
+    question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None, steps: StepsOfPlan | None = None
 ) -> Plan:
     """Return the plan for a question, or for a recipe with its contract.
 
-    Layout overrides stay fixed and the rest is sized around them. `steps` returns how many steps a plan of this speed
-    trains, None for the recipe's own.
+    Layout overrides stay fixed and the rest is sized around them. `steps` returns how many steps a plan of this batch
+    and speed trains, None for its own; with train.steps among the overrides, only its repair is counted.
     """
     baseline = baseline_for(question, overrides, recipe)
     found = _search(baseline)
-    count = None if steps is None or found is None else steps(_planned(baseline, found, overrides, advised=False))
+    counts = steps is not None and found is not None and STEPS not in baseline.reasons
+    count = steps(_planned(baseline, found, overrides, advised=False)) if steps and counts else None
     if count is not None:  # the search is not repeated: neither rules nor costs of a layout depend on the steps
         overrides = (*overrides, f"train.steps={count}")
         baseline = baseline_for(question, overrides, recipe)
     plan = _with_sharded_state(baseline, _planned(baseline, found, overrides))
-    other = replanned(plan, question, overrides, recipe)
+    other = replanned(plan, question, overrides, recipe, steps)
     if plan.repair is None or other is None:
         return plan
     left = {f.rule for f in other.findings if f.severity == "warning"}
@@ -92,14 +93,25 @@ def planned(baseline: Baseline, overrides: Sequence[str]) -> Plan | None:
     return None if found is None else _planned(baseline, found, overrides)
 
 
-def replanned(plan: Plan, question: Question, overrides: Sequence[str], recipe: Recipe | None) -> Plan | None:
-    """Return the plan that the repair's overrides give when typed: the rest is sized anew; None if it cannot run."""
+def replanned(
+    plan: Plan, question: Question, overrides: Sequence[str], recipe: Recipe | None, steps: StepsOfPlan | None = None
+) -> Plan | None:
+    """Return the plan that the repair's overrides give when typed: the rest is sized anew; None if it cannot run.
+
+    `steps` are those of `recommend`: another batch or speed takes another number of steps.
+    """
     if plan.repair is None:
         return None
     try:
         typed = override.merged(overrides, plan.repair.overrides)
         baseline = baseline_for(question, typed, recipe)
-        other = _planned(baseline, _search(baseline), typed, advised=False)
+        found = _search(baseline)
+        other = _planned(baseline, found, typed, advised=False)
+        count = None if steps is None else steps(other)
+        if count is not None:
+            typed = override.merged(typed, (f"{STEPS}={count}",))
+            baseline = baseline_for(question, typed, recipe)
+            other = _planned(baseline, found, typed, advised=False)
     except InputError:
         return None
     if not other.ok:

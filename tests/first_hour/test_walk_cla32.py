@@ -1,0 +1,81 @@
+"""A consortium's cluster: token budgets, checkpoints and advice that holds when it is followed."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CLUSTER = """\
+gpu = "A100-80"
+nodes = 40
+gpus_per_node = 4
+memory_gib = 64
+hbm_gb_s = 1640
+network_gb_s_per_node = "800 Gb/s"
+"""
+OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "model_type": "olmo2",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "vocab_size": 100352,
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("leo1.toml").write_text(CLUSTER)
+    Path("olmo2").mkdir()
+    Path("olmo2/config.json").write_text(json.dumps(OLMO2))
+    return tmp_path
+
+
+def values(overrides: list[str]) -> dict[str, str]:
+    return dict(one.split("=", 1) for one in overrides)
+
+
+OLMO_WORDS = ("recommend", "olmo2/config.json", "--gpus", "leo1.toml", "--goal", "pretrain")
+
+
+@pytest.mark.parametrize("budget", [("--tokens", "2T"), ("--days", "100")])
+def test_steps_follow_the_batch_wherever_it_is_changed(meshwright: Any, budget: tuple[str, str]) -> None:
+    answer = meshwright(*OLMO_WORDS, *budget, "--save", "r.toml", "--json").json
+    repair = values(answer["repair"]["overrides"])
+    saved = tomllib.loads(Path("r.toml").read_text())["train"]
+    assert repair["train.global_batch_size"] == str(saved["global_batch_size"])
+    assert repair["train.steps"] == str(saved["steps"])
+    assert f"train.steps={saved['steps']} " in answer["commands"]["meshwright"]
+    changed = [one["overrides"] for one in answer["suggestions"]]
+    changed += [one["fix"] for one in answer["findings"] if "fix" in one]
+    changed += [answer["repair"]["overrides"]]
+    batches = [values(one) for one in changed if any("global_batch_size" in word for word in one)]
+    assert len(batches) >= 2
+    for one in batches:
+        assert "train.steps" in one  # of days, its own speed decides
+        if budget[0] == "--tokens":
+            assert int(one["train.steps"]) == ceil(2e12 / (int(one["train.global_batch_size"]) * 4096))
+
+
+def test_an_option_with_shorter_samples_trains_the_requested_tokens(meshwright: Any) -> None:
+    words = ("recommend", "llama3-8b", "--goal", "peft", "--gpus", "1xRTX4090", "--seq", "65536", "--tokens", "1B")
+    answer = meshwright(*words, "--json").json
+    options = [values(one["overrides"]) | {"command": one["command"]} for one in answer["options"]]
+    shorter = [one for one in options if "data.seq_length" in one]
+    assert shorter
+    for one in shorter:
+        assert int(one["train.steps"]) == ceil(1e9 / (8 * int(one["data.seq_length"])))
+        assert one["command"].count("train.steps=") == 1
+        assert f"train.steps={one['train.steps']}" in one["command"]
