@@ -22,8 +22,8 @@ from meshwright.doctor.match_recipe import (
     adapter_goal,
     assumptions,
     closest_recipe,
-    contradicted,
     degrees_that_divide,
+    file_differences,
     gpus_of,
     inferred_batch,
     logged_overrides,
@@ -70,7 +70,7 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
         if length_note:
             case, notes = _case(run, request)
             notes = (*notes, length_note)
-    run = run if case is None else with_all_gpus(run, case)
+    run = run if case is None else _with_differences(with_all_gpus(run, case), request, case)
     if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:
         run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, assumed_gpus=True))
     return run, case, notes
@@ -129,7 +129,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         else:
             goal_note = ""
         case, reduced = _requested_case(run, request, gpus or gpus_of(run), overrides)
-        notes = (*assumptions(run, case, overrides, reduced), *_contradictions(run, request, case, overrides))
+        notes = tuple(assumptions(run, case, overrides, reduced))
         if (closest := closest_recipe(case)) and request.recipe is None:
             notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
         notes = (goal_note, *notes) if goal_note else notes
@@ -186,14 +186,15 @@ def _requested_case(
     return estimate(target, **named, overrides=(f"{GLOBAL_BATCH}={implied.plausible}", *changes)).case, reduced
 
 
-def _contradictions(run: Run, request: requests.Doctor, case: Case, overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """Return where the log contradicts the file that the user names; a shipped recipe or a model is only a start."""
+def _with_differences(run: Run, request: requests.Doctor, case: Case) -> Run:
+    """Return the run with the settings that differ from the user's file; a shipped recipe or a model is only a start."""
     if request.recipe is None or not run.header.file:
-        return ()
+        return run
     with suppress(InputError):  # the file's own layout cannot be built on these GPUs
-        named = estimate(request.recipe, model=request.model, gpus=str(case.cluster), goal=request.goal)
-        return tuple(contradicted(run, request.recipe, named.case.recipe, overrides))
-    return ()
+        named = estimate(request.recipe, model=request.model, gpus=str(case.cluster), goal=request.goal).case.recipe
+        found = file_differences(run, named, tuple(request.overrides))
+        return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, file_differences=found))
+    return run
 
 
 class DoctorFinding(Part, frozen=True, kw_only=True):

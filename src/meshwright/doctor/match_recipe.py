@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from math import gcd, prod
+from math import gcd, isclose, prod
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import msgspec
 from meshwright import clusters, frameworks, models
 from meshwright.clusters import Cluster
 from meshwright.doctor.check_logged import implied_length
-from meshwright.doctor.run import ENGINE, Run
+from meshwright.doctor.run import ENGINE, FieldDifference, Run
 from meshwright.errors import InputError
 from meshwright.frameworks.schedule_units import length_keys, with_lengths
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete
@@ -28,6 +28,7 @@ from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 
 NO_GPUS = "no estimate: the log does not name the GPUs; add --gpus 8xH100"
 CLOSE = 0.02  # error of a batch size that is computed from tokens per second and step times
+ROUNDED = 1e-4  # relative error of a number that a log prints
 ANY_BATCH = 32  # samples up to which every number is usual
 ODD_PARTS = (1, 3, 5, 7, 9, 15)  # of usual batch sizes: 1024 = 1 × 2^10, 384 = 3 × 2^7
 LEAST_STEPS = 5
@@ -137,18 +138,41 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
         )
 
 
-def contradicted(run: Run, named: str, recipe: Recipe, extra: tuple[str, ...]) -> Iterator[str]:
-    """Yield where a log contradicts the recipe that the user names as what ran; the estimate follows the log."""
-    stated = {**_stated_arguments(run), **run.header.overrides}
-    keys = [key for key in COMPARED if key in stated and key not in _keys(extra)]
-    different = [key for key in keys if stated[key] != field_value(recipe, key)]
-    if different:
-        logged = ", ".join(f"{key.partition('.')[2]}={stated[key]}" for key in different)
-        theirs = ", ".join(f"{key.partition('.')[2]}={field_value(recipe, key)}" for key in different)
-        yield (
-            f"the log contradicts {named}: {logged} in the log, {theirs} in {named}. The estimate is for the log's; "
-            "--recipe FILE with the file of this run avoids it"
-        )
+def file_differences(run: Run, recipe: Recipe, extra: tuple[str, ...]) -> tuple[FieldDifference, ...]:
+    """Return the settings whose values in a log and in the user's file differ, of all that both of them state.
+
+    `recipe` is the file's, and a setting in `extra` is the user's own.
+    """
+    logged = {key: value for key, value in _logged_values(run).items() if key not in _keys(extra)}
+    stated = (key for key in (*COMPARED, *recipe_fields()) if key in run.header.file_fields or key in COMPARED)
+    pairs = [(key, logged[key], field_value(recipe, key)) for key in dict.fromkeys(stated) if key in logged]
+    return tuple(FieldDifference(*pair) for pair in pairs if pair[2] is not None and not _equal(*pair[1:]))
+
+
+def text_of_differences(run: Run) -> str:
+    """Return the settings that a log and the user's file state differently, as one clause; empty if there are none."""
+    found, file = run.header.file_differences, run.header.file
+    logged = ", ".join(format_override(one.name, one.logged) for one in found)
+    theirs = ", ".join(format_override(one.name, one.stated) for one in found)
+    return f"the log contradicts {file}: {logged} in the log, {theirs} in {file}" if found else ""
+
+
+def _logged_values(run: Run) -> dict[str, Any]:
+    """Return the values of our fields that a log states; its own recipe in a log of ours."""
+    header = run.header
+    if header.recipe is not None:
+        own = header.recipe
+        return {} if header.tiny else {key: field_value(own, key) for key in recipe_fields() if key not in MODEL}
+    steps = {"train.steps": header.total_steps} if header.total_steps and run.kind != "transformers" else {}
+    length = {"data.seq_length": header.seq_length} if header.seq_length else {}
+    return {**steps, **length, **_stated_arguments(run, with_unset=bool(header.framework)), **header.overrides}
+
+
+def _equal(logged: Any, stated: Any) -> bool:
+    """Return whether two values are the same; numbers may be rounded in a log, and -1 means the rest of the GPUs."""
+    if isinstance(logged, (int, float)) and isinstance(stated, (int, float)):
+        return stated == -1 or isclose(logged, stated, rel_tol=ROUNDED)
+    return bool(logged == stated)
 
 
 def closest_recipe(case: Case) -> str:
@@ -302,8 +326,11 @@ def _usual_batch(samples: float, multiple_of: int) -> int | None:
     return min(close, key=lambda one: abs(samples / one - 1), default=None)
 
 
-def _stated_arguments(run: Run) -> dict[str, Any]:
-    """Return the fields that Megatron's argument dump sets; layout and kernels as a whole, as off is no flag."""
+def _stated_arguments(run: Run, *, with_unset: bool = True) -> dict[str, Any]:
+    """Return the fields that Megatron's argument dump sets; layout and kernels as a whole, as off is no flag.
+
+    Without `with_unset`, only those of its lines: a recipe of ours has kernels that Megatron has no flag for.
+    """
     if not run.header.arguments:
         return {}
     try:
@@ -320,7 +347,7 @@ def _stated_arguments(run: Run) -> dict[str, Any]:
     if missing_arguments(run):  # the dump was cut: what is not in it may be on
         table = config_keys("megatron_lm")
         stated |= {table[name].field for name in run.header.off_arguments if name in table}
-    else:
+    elif with_unset:
         stated |= {key for key in recipe_fields() if key.startswith(HOW_IT_RUNS)}
     return {key: field_value(recipe, key) for key in recipe_fields() if key in stated and key not in MODEL}
 

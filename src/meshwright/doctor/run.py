@@ -180,6 +180,19 @@ class Recompiles(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # of the last one
 
 
+class FieldDifference(msgspec.Struct, frozen=True):
+    """A recipe field whose value in the log is not that in the file that the user names as what ran."""
+
+    field: str
+    logged: Any
+    stated: Any  # in the file
+
+    @property
+    def name(self) -> str:
+        """The field without its section."""
+        return self.field.partition(".")[2]
+
+
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a log states about the run besides its steps."""
 
@@ -204,6 +217,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     off_arguments: tuple[str, ...] = ()  # names of Megatron's that are None, False or empty
     file: str = ""  # that the user names as what ran
     file_fields: frozenset[str] = frozenset()  # fields of ours that it sets
+    file_differences: tuple[FieldDifference, ...] = ()  # settings that the log states otherwise
     framework: str = ""  # of that file
     front_end: str = ""  # of the Trainer, whose messages the log has
     settings: Mapping[str, Any] = {}  # of that file

@@ -8,7 +8,7 @@ from meshwright.doctor import remedies
 from meshwright.doctor.check_logged import fits_length, implied_length
 from meshwright.doctor.finding import Evidence, Finding
 from meshwright.doctor.logged_rate import OtherRate, rate_unlike_file
-from meshwright.doctor.match_recipe import inferred_batch, source_of_batch
+from meshwright.doctor.match_recipe import inferred_batch, source_of_batch, text_of_differences
 from meshwright.doctor.run_stats import RunStats
 
 CLOSE_BATCH = 0.1  # tokens per second are rounded, and checkpoints lengthen some steps
@@ -16,10 +16,12 @@ LENGTH, BATCH = "data.seq_length", "train.global_batch_size"
 
 
 def differing_file(stats: RunStats) -> Iterator[Finding]:
-    """The log's own figures do not fit the length, batch size or learning rate of the file that the user names."""
+    """The log states or shows settings that are not those of the file that the user names."""
     case, header = stats.case, stats.run.header
     if case is None or not header.file:
         return
+    if header.file_differences:
+        yield _stated_otherwise(stats)
     length = int(case.seq_length)
     if LENGTH in header.file_fields and header.seq_length is None and LENGTH not in header.overrides:
         found = implied_length(stats.run, case)
@@ -33,6 +35,32 @@ def differing_file(stats: RunStats) -> Iterator[Finding]:
             yield _finding(stats, BATCH, "a global batch", fitting, batch, source_of_batch(stats.run, int(case.world)))
     if (rate := rate_unlike_file(stats)) is not None:
         yield _other_rate(stats, rate)
+
+
+def _stated_otherwise(stats: RunStats) -> Finding:
+    header = stats.run.header
+    whose = "the file's" if header.recipe is not None else "the log's"
+    numbers = [one for one in header.file_differences if _is_number(one.logged) and _is_number(one.stated)]
+    return Finding(
+        id="run.differs-from-file",
+        severity="warning",
+        message=f"{text_of_differences(stats.run)}. The estimate is for {whose} values: one of them is not what ran",
+        lines=stats.ends,
+        evidence=tuple(
+            Evidence(f"{one.name} in the log", float(one.logged), "", float(one.stated), "in the file")
+            for one in numbers
+        ),
+        remedies=(
+            remedies.advice(
+                "name the file of this run with --recipe",
+                why="a typed value, a later edit or another file replaced these settings",
+            ),
+        ),
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _other_rate(stats: RunStats, rate: OtherRate) -> Finding:

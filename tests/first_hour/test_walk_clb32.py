@@ -1,0 +1,106 @@
+"""A consortium's newcomer: logs compared with the file that ran, DeepSpeed's JSON in scripts, a run's own speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from meshwright.recipes import overrides
+from tests.doctor.fake_runs import LOG_WRITERS, at_estimated_speed
+from tests.doctor.fake_runs import case as fake_case
+
+CLUSTER = """\
+gpu = "A100-80"
+nodes = 40
+gpus_per_node = 4
+memory_gib = 64
+hbm_gb_s = 1640
+network_gb_s_per_node = "800 Gb/s"
+"""
+MOE = {
+    "num-layers": 48, "hidden-size": 2048, "vocab-size": 151936, "max-position-embeddings": 4096,
+    "position-embedding-type": "rope", "normalization": "RMSNorm", "untie-embeddings-and-output-weights": True,
+    "num-attention-heads": 32, "group-query-attention": True, "num-query-groups": 4, "kv-channels": 128,
+    "qk-layernorm": True, "ffn-hidden-size": 768, "swiglu": True, "num-experts": 128,
+    "moe-router-topk": 8, "moe-ffn-hidden-size": 768, "rotary-base": 1000000, "make-vocab-size-divisible-by": 64,
+    "tensor-model-parallel-size": 2, "pipeline-model-parallel-size": 1, "expert-model-parallel-size": 8,
+    "expert-tensor-parallel-size": 1, "sequence-parallel": True, "use-distributed-optimizer": True,
+    "overlap-grad-reduce": True, "overlap-param-gather": True, "micro-batch-size": 2, "global-batch-size": 1280,
+    "seq-length": 4096, "train-iters": 190735, "lr": 0.0003, "min-lr": 3e-05, "lr-warmup-iters": 1907,
+    "bf16": True, "moe-token-dispatcher-type": "alltoall", "moe-grouped-gemm": True, "save-interval": 213,
+}  # fmt: skip
+"""Megatron-LM's arguments of a mixture of experts."""
+STEP = (
+    " [2026-11-10 08:01:26.123456] iteration {step:8d}/  190735 | consumed samples: {samples:12d} | elapsed time per "
+    "iteration (ms): {ms:.1f} | learning rate: 3.0E-04 | global batch size:  1280 | lm loss: {loss:.6E} | loss scale: "
+    "1.0 | grad norm: 0.400 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+)
+
+
+def megatron_script(**changed: Any) -> str:
+    """Return a script that starts Megatron-LM with the arguments, some of them changed."""
+    flags = {**MOE, **{name.replace("_", "-"): value for name, value in changed.items()}}
+    shown = " \\\n  ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items())
+    return f"#!/bin/bash\ntorchrun --nnodes 40 --nproc-per-node 4 pretrain_gpt.py \\\n  {shown}\n"
+
+
+def megatron_log(seconds: float, steps: int = 60) -> str:
+    """Return Megatron-LM's log of a run, with its arguments."""
+    dumped = {**{name.replace("-", "_"): value for name, value in MOE.items()}, "world_size": 160}
+    lines = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in sorted(dumped.items()))
+    text = (
+        "using world size: 160, data-parallel size: 80, context-parallel size: 1, hierarchical context-parallel sizes: "
+        "None, tensor-model-parallel size: 2, pipeline-model-parallel size: 1\n"
+        f"------------------------ arguments ------------------------\n{lines}"
+        "-------------------- end of arguments ---------------------\n"
+    )
+    for number in range(1, steps + 1):
+        step, noise = number * 10, 1 + 0.005 * (number % 3 - 1)
+        text += STEP.format(step=step, samples=step * 1280, ms=seconds * 1000 * noise, loss=2.5 + 8 / (number + 1))
+    return text
+
+
+def rules(answer: dict[str, Any]) -> list[str]:
+    return [one["rule"] for one in answer["findings"]]
+
+
+def messages(answer: dict[str, Any], rule: str) -> list[str]:
+    return [one["message"] for one in answer["findings"] if one["rule"] == rule]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("leo.toml").write_text(CLUSTER)
+    return tmp_path
+
+
+def test_every_setting_of_a_megatron_log_is_compared_with_the_file(here: Path, meshwright: Any) -> None:
+    Path("run.log").write_text(megatron_log(11.2))
+    Path("diff.sh").write_text(megatron_script(tensor_model_parallel_size=4, global_batch_size=640, lr=0.001))
+    typed = ("doctor", "run.log", "--gpus", "leo.toml", "--recipe")
+    (found,) = messages(meshwright(*typed, "diff.sh", "--json").json, "run.differs-from-file")
+    assert "tp=2, global_batch_size=1280, lr=0.0003 in the log, tp=4, global_batch_size=640, lr=0.001 in" in found
+    Path("diff2.sh").write_text(megatron_script(micro_batch_size=1, recompute_granularity="selective", save_interval=9))
+    (found,) = messages(meshwright(*typed, "diff2.sh", "--json").json, "run.differs-from-file")
+    assert "micro_batch_size=2, recompute=none, save_every=213 in the log" in found
+    Path("same.sh").write_text(megatron_script())
+    assert "run.differs-from-file" not in rules(meshwright(*typed, "same.sh", "--json").json)
+    typed_rate = meshwright(*typed, "diff.sh", "optimizer.lr=0.001", "--json").json
+    assert "lr=" not in messages(typed_rate, "run.differs-from-file")[0]
+
+
+@pytest.mark.parametrize("kind", ["own", "torchtitan", "kempnerforge"])
+def test_the_settings_of_other_logs_are_compared_too(here: Path, meshwright: Any, kind: str) -> None:
+    made = fake_case()
+    meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "mine.toml")
+    recipe = overrides.apply(made.recipe, ["train.steps=123"])
+    run = replace(at_estimated_speed(made), settings=msgspec.to_builtins(recipe), total=123)
+    Path("run.log").write_text(LOG_WRITERS[kind](run))
+    answer = meshwright("doctor", "run.log", "--gpus", "8xH100", "--recipe", "mine.toml", "--json").json
+    (found,) = (one for one in messages(answer, "run.differs-from-file") if "contradicts" in one)
+    assert "steps=123" in found
