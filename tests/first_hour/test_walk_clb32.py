@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from meshwright.recipes import overrides
 from tests.doctor.fake_runs import LOG_WRITERS, at_estimated_speed
 from tests.doctor.fake_runs import case as fake_case
+
+from meshwright.recipes import overrides
 
 CLUSTER = """\
 gpu = "A100-80"
