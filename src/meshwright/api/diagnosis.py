@@ -187,7 +187,7 @@ def _requested_case(
 
 
 def _with_differences(run: Run, request: requests.Doctor, case: Case) -> Run:
-    """Return the run with the settings that differ from the user's file; a shipped recipe or a model is only a start."""
+    """Return the run with the settings unlike those of the user's file; a shipped recipe or a model is only a start."""
     if request.recipe is None or not run.header.file:
         return run
     with suppress(InputError):  # the file's own layout cannot be built on these GPUs
