@@ -104,3 +104,72 @@ def test_the_settings_of_other_logs_are_compared_too(here: Path, meshwright: Any
     answer = meshwright("doctor", "run.log", "--gpus", "8xH100", "--recipe", "mine.toml", "--json").json
     (found,) = (one for one in messages(answer, "run.differs-from-file") if "contradicts" in one)
     assert "steps=123" in found
+
+
+DEEPSPEED = """{{
+  "train_batch_size": 64,
+  "train_micro_batch_size_per_gpu": {micro},
+  "zero_optimization": {{"stage": 1}},
+  "bf16": {{"enabled": true}}{more}
+}}
+"""
+MEGATRON_DEEPSPEED = """\
+#!/bin/bash
+{written}
+deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 \\
+    --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --swiglu \\
+    --normalization rmsnorm --use-rotary-position-embeddings --untie-embeddings-and-output-weights \\
+    --disable-bias-linear --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 \\
+    --global-batch-size 64 --train-iters 1000 --lr 3e-4 --min-lr 3e-5 --lr-warmup-iters 100 --bf16 \\
+    --data-path text_document --tokenizer-type HFTokenizer --tokenizer-model llama --save ckpt --load ckpt \\
+    --save-interval 100 --no-pipeline-parallel --deepspeed --deepspeed_config ds.json --zero-stage 1 {flags}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "rule", "line"),
+    [
+        (',\n  "fp16": {"enabled": true}', "deepspeed.two-dtypes", 6),
+        (
+            ',\n  "data_types": {"grad_accum_dtype": "fp32"},\n  "zero_optimisation": {"stage": 1}',
+            "deepspeed.ignored-section",
+            7,
+        ),
+        (',\n  "gradient_clipping": "auto"', "megatron-deepspeed.auto", 6),
+        (',\n  "scheduler": {"type": "WarmupDecayLR"}', "deepspeed.scheduler", 6),
+    ],
+)
+@pytest.mark.parametrize("in_script", [True, False])
+def test_the_rules_of_deepspeed_apply_to_the_json_of_a_megatron_script(
+    here: Path, meshwright: Any, more: str, rule: str, line: int, in_script: bool
+) -> None:
+    text = DEEPSPEED.format(micro=1, more=more)
+    Path("run.sh").write_text(
+        MEGATRON_DEEPSPEED.format(written=f"cat <<EOT > ds.json\n{text}EOT" if in_script else "", flags="")
+    )
+    if not in_script:
+        Path("ds.json").write_text(text)
+    answer = meshwright("check", "run.sh", "--gpus", "8xA100-80", "--json").json
+    (found,) = (one for one in answer["findings"] if one["rule"] == rule)
+    assert (found["file"], found["line"]) == (("run.sh", line + 2) if in_script else ("ds.json", line))
+
+
+def test_a_right_json_and_the_optimizer_that_megatron_replaces_are_no_findings(here: Path, meshwright: Any) -> None:
+    more = ',\n  "optimizer": {"type": "Lamb", "params": {"betas": [0.9, 0.95]}}'
+    Path("ds.json").write_text(DEEPSPEED.format(micro=1, more=more))
+    Path("run.sh").write_text(MEGATRON_DEEPSPEED.format(written="", flags="--use-flash-attn-v2"))
+    answer = meshwright("check", "run.sh", "--gpus", "8xA100-80", "--json").json
+    assert not [one for one in rules(answer) if "deepspeed." in one]
+
+
+def test_fixes_of_a_megatron_deepspeed_script_name_the_flags_it_has(here: Path, meshwright: Any) -> None:
+    Path("ds.json").write_text(DEEPSPEED.format(micro=1, more=""))
+    Path("run.sh").write_text(MEGATRON_DEEPSPEED.format(written="", flags="--checkpoint-activations"))
+    answer = meshwright("check", "run.sh", "--gpus", "8xA100-80", "--advice", "--json").json
+    fixes = {one["rule"]: one["fix"] for one in answer["findings"]}
+    assert fixes["kernels.eager-attention"] == ["--use-flash-attn-v2"]
+    assert "without --checkpoint-activations" in fixes["memory.recompute-not-needed"]
+    flags = "--use-flash-attn-v2 --recompute-granularity selective"
+    Path("run.sh").write_text(MEGATRON_DEEPSPEED.format(written="", flags=flags))
+    after = rules(meshwright("check", "run.sh", "--gpus", "8xA100-80", "--advice", "--json").json)
+    assert not {"kernels.eager-attention", "memory.recompute-not-needed"} & {*after}

@@ -348,6 +348,7 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     differing |= dict.fromkeys(_removed(imported, touched, after))
     instead = replaced_keys(imported)
     differing = {key: value for key, value in differing.items() if key not in instead}
+    differing = _without_stated_with(differing, imported.parsed.stated_with)
     stated = in_file_units(framework.key_map, differing, imported.parsed.settings, changed)
     try:
         formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed)))
@@ -359,6 +360,15 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
         *framework.derived_fields,
     }
     return () if lost else tuple(formatted)
+
+
+def _without_stated_with(differing: Mapping[str, Any], stated_with: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of a fix that also removes the keys from which the changed ones follow."""
+    found = {key: value for key, value in differing.items() if key not in stated_with or value is not None}
+    for key in differing:
+        if key in stated_with:
+            found.setdefault(stated_with[key], None)
+    return found
 
 
 def _formatted(imported: ImportedRecipe, stated: Mapping[str, Any]) -> Iterator[str]:

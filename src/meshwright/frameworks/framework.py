@@ -96,6 +96,7 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     program: ProgramArguments = ProgramArguments()  # of the Trainer and of programs like it
     version: str = ""  # of the framework, if its exports have a program for each of several versions
     possible_keys: frozenset[str] = frozenset()  # that a script sets under a condition known only at run time
+    stated_with: Mapping[str, str] = {}  # key that follows from another one → the key that the file has
     entry: str = ""  # name of the training program, if a script starts one
     referenced: ParsedConfig | None = None  # the DeepSpeed config that a config of Accelerate names
 

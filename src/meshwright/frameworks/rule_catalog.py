@@ -120,6 +120,12 @@ PARSE_FINDINGS = (
         "JSONDecodeError while the config is opened",
         "the DeepSpeed config that the script names or writes is not JSON",
     ),
+    ParseFinding(
+        "megatron-deepspeed.auto",
+        "error",
+        "TypeError or ValidationError while DeepSpeed reads its config",
+        "only transformers and accelerate replace auto in a DeepSpeed config",
+    ),
     ParseFinding("deepspeed.argument-mismatch", "error", "ValueError from the Trainer", "file and arguments disagree"),
     ParseFinding(
         "deepspeed.argument-refused",

@@ -42,6 +42,9 @@ OTHER_NAMES: Mapping[str, str] = {
 """Flags of Megatron-LM that its users write, with the flag that is read."""
 
 
+FLASH_BACKENDS = ("flash", "auto")  # of Megatron-LM's --attention-backend
+
+
 class Flag(msgspec.Struct, frozen=True):
     """A flag of one or both repositories."""
 
@@ -86,6 +89,8 @@ def arity(key: str) -> str:
 def written(key: str, value: Any) -> str:
     """Return a setting as on the command line; raise InputError if there is no flag for it."""
     own = OTHER_NAMES.get(key, key)
+    if key == "attention_backend" and value in FLASH_BACKENDS:  # without such a flag, attention is not fused
+        return f"--{flags()['use_flash_attn_v2'].names[0]}"
     if own not in flags():
         raise InputError(f"{TITLE} has no flag for it", field=key)
     return format_flag(own, value).replace(format_flag(own, True), f"--{flags()[own].names[0]}", 1)

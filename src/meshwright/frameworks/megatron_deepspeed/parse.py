@@ -15,11 +15,12 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.deepspeed.definition import FRAMEWORK as DEEPSPEED
-from meshwright.frameworks.deepspeed.parse import normalize
-from meshwright.frameworks.framework import Content, ParsedConfig
+from meshwright.frameworks.deepspeed.parse import AUTO_REASON, normalize
+from meshwright.frameworks.deepspeed.rules.sections import AUTO_IN_DEEPSPEED
+from meshwright.frameworks.framework import Content, ParsedConfig, RuleContext
 from meshwright.frameworks.mapping import map_to_recipe
-from meshwright.frameworks.megatron_deepspeed.flags import arity, flag_findings, spelling_findings
-from meshwright.frameworks.megatron_deepspeed.translate import JSON, mappable, moe_layers, translated
+from meshwright.frameworks.megatron_deepspeed.flags import TITLE, arity, flag_findings, spelling_findings
+from meshwright.frameworks.megatron_deepspeed.translate import JSON, mappable, moe_layers, stated_with, translated
 from meshwright.frameworks.megatron_lm.arguments import UNREAD_ARGS, key_of, parse_args
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
 from meshwright.frameworks.megatron_lm.parse import (
@@ -48,6 +49,12 @@ OWN_FLAGS = frozenset((
 """Flags that Megatron-LM has not."""
 OTHER_ENGINE = ("schedule.no-interleaving", "strategy.tied-fsdp2", "strategy.fsdp2-ep", "precision.fp16-fsdp2")
 """Rules on Megatron-LM's schedule and shards: DeepSpeed's pipeline has no interleaving, and its ZeRO no such limits."""
+REPLACED_RULES = frozenset((
+    "deepspeed.batch-arithmetic", "deepspeed.pipeline-zero-stage", "deepspeed.auto-not-filled", "deepspeed.no-type",
+    "deepspeed.device-map",
+))  # fmt: skip
+"""DeepSpeed's rules with an own one here that knows Megatron's layout, and those on the Trainer."""
+CLIENT_SECTIONS = ("optimizer.",)  # Megatron passes its own optimizer, so DeepSpeed does not read the section
 DECODERS = re.compile(r"pretrain_(gpt|prefix_lm)\w*|finetune_\w+")
 ARGUMENTS = "megatron/arguments.py"
 LEVELS = 6  # folders above a script that may be the root of its checkout
@@ -116,6 +123,7 @@ def parse(content: Content) -> ParsedConfig:
         files=tuple(files),
         field_values={**dict(derived_fields(settings, built.model)), **dict(_fields(settings, stage))},
         mappable=mappable(settings),
+        stated_with=stated_with(given),
         possible_keys=frozenset(map(key_of, content.script.possible_flags)) if content.script else frozenset(),
         entry=program_name(launch),
         engine=_engine(settings, stage),
@@ -142,7 +150,24 @@ def _config(content: Content, given: Settings) -> tuple[dict[str, SourcedValue],
         return {}, [], [f"--deepspeed_config {named.value} is not read ({reason}): only the flags are checked"]
     mapped = map_to_recipe(DEEPSPEED, ParsedConfig(settings=found))
     findings = [_of_older_version(msgspec.structs.replace(one, field=f"{JSON}{one.field}")) for one in mapped.findings]
-    return found, findings, []
+    return found, [*findings, *_deepspeed_findings(found, mapped.recipe)], []
+
+
+def _deepspeed_findings(settings: Settings, recipe: Recipe) -> Iterator[Finding]:
+    """Yield what DeepSpeed's own rules find in the config, without those on parts that Megatron-DeepSpeed replaces."""
+    files = tuple(dict.fromkeys(one.file for one in settings.values()))
+    ctx = RuleContext(DEEPSPEED, ParsedConfig(settings=settings, files=files), recipe, None, None)
+    for rule in DEEPSPEED.rules:
+        for one in () if rule.id in REPLACED_RULES else rule.findings(ctx):
+            if not one.field.startswith(CLIENT_SECTIONS):
+                fix = tuple(text for text in one.fix if '"auto"' not in text)
+                yield msgspec.structs.replace(one, field=f"{JSON}{one.field}", fix=fix)
+    for key, setting in settings.items():
+        if setting.unresolved == AUTO_REASON and not key.startswith(AUTO_IN_DEEPSPEED):
+            message = f"{key} is auto: transformers and accelerate fill it in, {TITLE} does not; write its value"
+            yield Finding(
+                "megatron-deepspeed.auto", "error", f"{JSON}{key}", message, (), file=setting.file, line=setting.line
+            )
 
 
 def _of_older_version(finding: Finding) -> Finding:

@@ -16,6 +16,7 @@ JSON = "deepspeed_config."
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 GIVEN_EXPERTS = "num_experts_as_given"  # --num-experts, which may have a value for each layer
 INTERVAL = 2  # of layers with experts
+RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 FLASH = ("use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder")
 OTHER_STRATEGIES = ("use_distributed_optimizer",)  # without effect where DeepSpeed shards
 
@@ -52,6 +53,16 @@ def translated(given: Settings, config: Settings) -> dict[str, SourcedValue]:
         for key in OTHER_STRATEGIES:
             found.pop(key, None)
     return {**found, **{f"{JSON}{key}": one for key, one in config.items()}}
+
+
+def stated_with(given: Settings) -> dict[str, str]:
+    """Return the keys of recompute that follow from another flag, with that flag: a fix removes it."""
+    names = {RENAMED.get(key, key) for key in given}
+    if "checkpoint_activations" in names:
+        return dict.fromkeys(RECOMPUTE, "checkpoint_activations")
+    whole = given.get("recompute_granularity")
+    follows = whole is not None and whole.value == "full"
+    return {key: "recompute_granularity" for key in RECOMPUTE[1:] if key not in names} if follows else {}
 
 
 def _put_attention(found: dict[str, SourcedValue]) -> None:

@@ -145,13 +145,16 @@ AUTO_KEYS = {
 }
 
 
+AUTO_IN_DEEPSPEED = ("expert_parallel", "zero_optimization.zenflow", "autotuning")  # DeepSpeed itself reads auto
+
+
 def _auto_not_filled(ctx: RuleContext) -> Iterator[Problem]:
     for key, setting in ctx.parsed.settings.items():
         if (
             setting.value == "auto"
             and setting.unresolved
             and key not in AUTO_KEYS
-            and not key.startswith(("expert_parallel", "zero_optimization.zenflow", "autotuning"))
+            and not key.startswith(AUTO_IN_DEEPSPEED)
         ):
             yield Problem(f"{key} is auto, but neither transformers nor accelerate fills it in", key=key)
 
