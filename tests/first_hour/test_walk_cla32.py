@@ -79,3 +79,62 @@ def test_an_option_with_shorter_samples_trains_the_requested_tokens(meshwright: 
         assert int(one["train.steps"]) == ceil(1e9 / (8 * int(one["data.seq_length"])))
         assert one["command"].count("train.steps=") == 1
         assert f"train.steps={one['train.steps']}" in one["command"]
+
+
+TORCHTITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 100000
+[checkpoint]
+enable = true
+interval = {interval}
+"""
+
+
+def rules_of(answer: Any) -> dict[str, Any]:
+    return {one["rule"]: one for one in answer.json["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("interval", "rule"), [(200000, "only-at-the-end"), (100001, "only-at-the-end"), (100000, "rarely")]
+)
+def test_an_interval_beyond_the_last_step_is_reported(meshwright: Any, interval: int, rule: str) -> None:
+    Path("tt.toml").write_text(TORCHTITAN.format(interval=interval))
+    found = rules_of(meshwright("check", "tt.toml", "--gpus", "leo1.toml", "--json"))[f"saving.{rule}"]
+    (fix,) = found["fix"]
+    Path("tt.toml").write_text(TORCHTITAN.format(interval=fix.split(" = ")[1]))
+    assert meshwright("check", "tt.toml", "--gpus", "leo1.toml", "--json").json["findings"] == []
+
+
+OLMO_RECIPE = """\
+name = "olmo"
+model = "olmo2/config.json"
+goal = "pretrain"
+cluster = "leo1.toml"
+[train]
+global_batch_size = 960
+steps = 508627
+[schedule]
+warmup_steps = 2000
+[layout]
+micro_batch_size = 2
+defer_grad_sync = false
+[kernels]
+compile = true
+"""
+
+
+@pytest.mark.parametrize(("every", "rule"), [(600000, "only-at-the-end"), (0, "only-at-the-end"), (400000, "rarely")])
+def test_a_recipe_that_saves_too_late_is_reported(meshwright: Any, every: int, rule: str) -> None:
+    Path("olmo.toml").write_text(OLMO_RECIPE)
+    words = ("check", "olmo.toml", "--gpus", "leo1.toml", "--json")
+    found = rules_of(meshwright(*words, f"checkpoint.save_every={every}"))[f"saving.{rule}"]
+    assert meshwright(*words, *found["fix"]).json["findings"] == []
+    assert meshwright(*words).json["findings"] == []
+    Path("olmo.toml").write_text(f"{OLMO_RECIPE}[checkpoint]\nsave_every = {every}\n")
+    stated = rules_of(meshwright(*words))[f"saving.{rule}"]
+    assert (stated["file"], stated["line"], stated["fix"]) == ("olmo.toml", 16, found["fix"])

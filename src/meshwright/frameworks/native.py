@@ -15,6 +15,7 @@ from meshwright.frameworks.result import RecipeCheckResult, host_memory_notes
 from meshwright.models import ModelSpec
 from meshwright.planner import Repair, case_of, examine, fitting_batch, node_note, options_for_recipe
 from meshwright.planner.budget import Epochs
+from meshwright.planner.saving import KEY as SAVE_EVERY
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.files import HEAD
 from meshwright.recipes.types import SECTIONS, Recipe
@@ -63,7 +64,8 @@ def check(
     case = case_of(recipe, model, on, engine)
     case = case if epochs is None else epochs.counted(case)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
-    found, repair = examine(case, typed, severities)
+    states_interval = content is not None and SAVE_EVERY in content.settings
+    found, repair = examine(case, typed, severities, states_interval=states_interval)
     estimate = costs.estimate(case)
     only_memory = all(f.rule.startswith("memory.") for f in found if f.severity == "error")
     needs_options = advice and only_memory and not bool(estimate.fits)

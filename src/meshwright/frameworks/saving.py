@@ -9,14 +9,12 @@ from meshwright.costs import Estimate
 from meshwright.display import plural
 from meshwright.frameworks.common import FOLDERS, value_or_default
 from meshwright.frameworks.to_recipe import ImportedRecipe
+from meshwright.frameworks.types import as_int
+from meshwright.planner.saving import LATE_RULE, LONG_H, RARE_H, RARE_RULE, SAVE_H, hourly
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
 
-LONG_H = 6.0  # hours whose loss hurts; benchmarks and tests are shorter
-SAVE_H = 1.0  # hours between the checkpoints of the suggested fix
-RARE_H = 12.0  # hours between checkpoints, all of which a failure may cost
-RULE, LATE_RULE, RARE_RULE = "saving.never", "saving.only-at-the-end", "saving.rarely"
-FOLDER_RULE = "saving.new-folder"
+RULE, FOLDER_RULE = "saving.never", "saving.new-folder"
 AT_START = re.compile(
     r"(\$\(|`)\s*(date|uuidgen|mktemp)\b.*|\$\{?(RANDOM|SRANDOM|EPOCHSECONDS|EPOCHREALTIME|BASHPID)\b.*|\$\$.*"
 )
@@ -78,14 +76,15 @@ def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimat
     key = imported.mapped.source_keys.get("checkpoint.save_every", "")
     setting, every = imported.parsed.settings.get(key), recipe.checkpoint.save_every
     steps = recipe.train.steps
-    if setting is None or setting.unresolved or every <= steps or recipe.benchmark or not _saves(imported):
+    if setting is None or setting.unresolved or recipe.benchmark or not _saves(imported):
+        return
+    every = every or as_int(setting) or 0  # an interval longer than the run may be mapped to 0: only at the end
+    if every <= steps:
         return
     hours = None if estimate is None else steps * float(estimate.step_s) / 3600
     if (steps < LONG_STEPS) if hours is None else hours < SAVE_H:
         return
-    wanted = (
-        max(1, steps // 10) if estimate is None else max(1, min(round(SAVE_H * 3600 / float(estimate.step_s)), steps))
-    )
+    wanted = max(1, steps // 10) if estimate is None else hourly(float(estimate.step_s), steps)
     long = plural(steps, "step") if hours is None else f"{plural(steps, 'step')}, about {hours:,.0f} hours,"
     yield Finding(
         LATE_RULE,
@@ -114,7 +113,7 @@ def _rarely(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None)
         key,
         f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {hours:,.0f} hours: "
         "a failure costs up to as many",
-        (imported.framework.format_setting(key, max(1, round(SAVE_H * 3600 / float(estimate.step_s)))),),
+        (imported.framework.format_setting(key, hourly(float(estimate.step_s))),),
         file=setting.file,
         line=setting.line,
     )
@@ -142,7 +141,7 @@ def _never(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) 
     hours = recipe.train.steps * float(estimate.step_s) / 3600
     if hours < LONG_H:
         return
-    every = max(1, round(SAVE_H * 3600 / float(estimate.step_s)))
+    every = hourly(float(estimate.step_s))
     fix = text.format(every=every) if text else _turned_on(imported, key)
     missing = f"{framework.display_key(key)} is not set" if setting is None else f"{framework.display_key(key)} is off"
     yield Finding(

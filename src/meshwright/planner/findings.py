@@ -11,6 +11,7 @@ from meshwright import costs, rules
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Repair
 from meshwright.planner.repair import Change, as_repair, errors_of, find_repair, has_errors
+from meshwright.planner.saving import saving_findings
 from meshwright.planner.search import as_overrides, has_headroom
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -29,11 +30,16 @@ class Examined(NamedTuple):
 
 
 def examine(
-    case: Case, typed: Collection[str] = (), severities: Sequence[Severity] = SEVERITIES, stated: Collection[str] = ()
+    case: Case,
+    typed: Collection[str] = (),
+    severities: Sequence[Severity] = SEVERITIES,
+    stated: Collection[str] = (),
+    states_interval: bool = False,
 ) -> Examined:
     """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name.
 
-    `stated` are the contract fields of the user's file: no warning is a reason to replace them.
+    `stated` are the contract fields of the user's file: no warning is a reason to replace them. With
+    `states_interval` the file sets the steps between checkpoints.
     """
     if has_errors(case):
         return _with_errors(case, typed, severities)
@@ -41,7 +47,9 @@ def examine(
     found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case), case, typed))
     fixable = [one for one in found if one.severity == "warning" and one.fix]
     change = _together(case, fixable, typed) if len(fixable) > 1 else {}
-    return Examined(found, as_repair(case, change, fixable, typed))
+    saving = saving_findings(case, states_interval or "save_every" in typed) if "warning" in severities else ()
+    every = sorted((*found, *saving), key=lambda one: SEVERITIES.index(one.severity))
+    return Examined(tuple(every), as_repair(case, change, fixable, typed))
 
 
 def _with_errors(case: Case, typed: Collection[str], severities: Sequence[Severity]) -> Examined:
