@@ -173,3 +173,31 @@ def test_fixes_of_a_megatron_deepspeed_script_name_the_flags_it_has(here: Path, 
     Path("run.sh").write_text(MEGATRON_DEEPSPEED.format(written="", flags=flags))
     after = rules(meshwright("check", "run.sh", "--gpus", "8xA100-80", "--advice", "--json").json)
     assert not {"kernels.eager-attention", "memory.recompute-not-needed"} & {*after}
+
+
+@pytest.mark.parametrize("seconds", [19.8, 9.9])
+def test_the_band_contains_the_run_that_a_calibration_explains_in_part(
+    here: Path, meshwright: Any, seconds: float
+) -> None:
+    Path("run.log").write_text(megatron_log(seconds))
+    Path("run.sh").write_text(megatron_script())
+    fitted = meshwright("calibrate", "run.log", "--gpus", "leo.toml", "--out", "mine.toml")
+    assert "the calibration explains its one run only in part: the run took" in fitted.out
+    assert "exactly" not in fitted.out
+    for option in (("--like", "run.log"), ("--calibration", "mine.toml")):
+        answer = meshwright("estimate", "run.sh", "--gpus", "leo.toml", *option, "--json").json
+        band = answer["estimate"]["band"]
+        assert band["step_low_s"] <= seconds <= band["step_high_s"]
+        shown = meshwright("estimate", "run.sh", "--gpus", "leo.toml", *option)
+        assert "Only the speed of compute is fitted" in shown.out + shown.err
+    examined = meshwright("doctor", "run.log", "--gpus", "leo.toml", "--calibration", "mine.toml", "--json").json
+    assert "speed.low-mfu" not in rules(examined)
+
+
+def test_a_run_that_a_speed_explains_is_followed(here: Path, meshwright: Any) -> None:
+    Path("run.log").write_text(megatron_log(14.0))
+    meshwright("calibrate", "run.log", "--gpus", "leo.toml", "--out", "mine.toml")
+    answer = meshwright("doctor", "run.log", "--gpus", "leo.toml", "--calibration", "mine.toml", "--json").json
+    (step,) = (one for one in answer["figures"] if one["name"] == "step time")
+    assert step["estimate"] == pytest.approx(13.9, rel=0.03)
+    assert any("whose time a fitted speed always matches" in note for note in answer["notes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +28,14 @@ CLOCKS, COARSE = 461, 24  # speeds tried (0.5 % apart), and those that are compu
 FEW_RUNS = 5
 PRIOR_WIDTH = 0.12  # log of the speed by which a source that the model has not seen differs from it
 ONE_RUN = (
-    "the calibration rests on one run, which any speed fits exactly: another layout may differ by more than the error "
-    "band; calibrate with at least 4 more runs"
+    "the calibration rests on one run, whose time a fitted speed always matches: this says nothing about other runs, "
+    "and another layout may differ by more than the error band; calibrate with at least 4 more runs"
+)
+EXPLAINED = 0.03  # log of the time of one run over its calibrated estimate, up to which the speed explains it
+UNEXPLAINED = (
+    "the calibration explains its one run only in part: the run took {factor:.3g} times its calibrated estimate. Only "
+    "the speed of compute is fitted, and one run does not show whether its network, kernels or data cause the rest, so "
+    "no estimate includes it; the error band does. Calibrate with at least 4 more runs in other layouts"
 )
 LEAST_SPREAD = 0.02  # log of the times; runs never agree better, so one run is followed nearly exactly
 
@@ -51,6 +58,20 @@ class MachineProfile(Entry, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     error_pct: float | None = None  # median error over them after the fit
     error_before_pct: float | None = None  # with the shipped profile
     error_left_out_pct: float | None = None  # of every run with the profile fitted to the others
+    unexplained: float | None = None  # time of the only run over its estimate after the fit
+
+    @property
+    def band_pct(self) -> float:
+        """The half-width in per cent of a band that contains the only run, with the spread of its step times."""
+        return 100 * (math.exp(abs(math.log(self.unexplained or 1.0)) + LEAST_SPREAD) - 1)
+
+    @property
+    def one_run_note(self) -> str:
+        """What a single run says; empty with several, or if nothing was fitted."""
+        if self.runs != 1:
+            return ""
+        left = self.unexplained or 1.0
+        return UNEXPLAINED.format(factor=left) if abs(math.log(left)) > EXPLAINED else ONE_RUN
 
     def apply(self, to: Calibration) -> Calibration:
         """Return the calibration with this machine's numbers in place of its architecture's."""
@@ -157,6 +178,7 @@ def _fitted(rows: list[Measurement], name: str, what: str) -> MachineProfile:
         error_pct=round(100 * error, 2),
         error_before_pct=round(100 * float(np.median(shipped_errors)), 2),
         error_left_out_pct=_left_out(ratios, clocks, start),
+        unexplained=round(1 / float(ratios[at, 0]), 4) if len(rows) == 1 else None,
     )
 
 
@@ -224,8 +246,7 @@ def worth(profile: MachineProfile) -> list[str]:
     lines = [profile.source, f"{speed}. Median error of the step time: {errors}"]
     lines.append("only the speed is fitted: memory columns are not used (meshwright accuracy TABLE compares them)")
     if profile.error_left_out_pct is None:
-        lines.append("one run is fitted exactly by any speed: this says nothing about other runs; add at least 4 more")
-        return lines
+        return [*lines, profile.one_run_note]
     gained = profile.error_left_out_pct < profile.error_before_pct
     lines.append(
         f"each run predicted from the others: {profile.error_left_out_pct:g} % "
@@ -250,7 +271,10 @@ def load(path: str | Path) -> Calibration:
         machine = msgspec.convert(table, MachineProfile)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise InputError(f"not a calibration profile: {error}", field="calibration", value=str(path)) from None
-    numbers = {"clock": machine.clock, "attention": machine.attention, "hbm": machine.hbm, **machine.matmul}
+    numbers = {
+        **{name: getattr(machine, name) for name in ("clock", "attention", "hbm", "unexplained")},
+        **machine.matmul,
+    }
     for name, value in numbers.items():
         if value is not None and not 0.01 <= value <= 10:
             raise InputError("a share or speed must be between 0.01 and 10", field=f"calibration.{name}", value=value)
@@ -276,7 +300,7 @@ def applied(calibration: Calibration | None, on: Gpu, engine: str) -> tuple[str,
         return (f"{title}: does not apply to {on.name}; the shipped profile is used",)
     others = f"; the runs are of {', '.join(machine.engines)}, so {engine} may differ"
     notes = (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
-    return (*notes, ONE_RUN) if machine.runs == 1 else notes
+    return (*notes, machine.one_run_note) if machine.runs == 1 else notes
 
 
 def to_text(profile: MachineProfile) -> str:

@@ -75,6 +75,7 @@ def step_band(case: Case) -> float:
     width *= known.widen_modality if case.is_diffusion or case.images else 1.0
     beyond = _doublings(case.cluster.world, known.largest_world) + _doublings(case.seq_length, known.longest_seq)
     width = min(width * known.widen_per_doubling**beyond, _own_band(case, known))
+    width = max(width, _unexplained(case))
     return float(round(width, 1))
 
 
@@ -101,6 +102,15 @@ def _own_band(case: Case, known: ErrorBands) -> float:
         return math.inf
     width = max(2 * machine.error_left_out_pct, LEAST_OWN_PCT)
     return float(width * known.widen_per_doubling ** _doublings(case.cluster.world, machine.largest_world))
+
+
+def _unexplained(case: Case) -> float:
+    """Return the half-width that contains the only run of a user's calibration, which the fit explains in part."""
+    machine = calibration(case).machine
+    if machine is None or machine.unexplained is None or machine.gpu != case.gpu:
+        return 0.0
+    same = case.engine in machine.engines and case.model.family in machine.families
+    return float(machine.band_pct) if same else 0.0
 
 
 def _widen_gpu(case: Case, known: ErrorBands) -> float:
