@@ -138,3 +138,70 @@ def test_a_recipe_that_saves_too_late_is_reported(meshwright: Any, every: int, r
     Path("olmo.toml").write_text(f"{OLMO_RECIPE}[checkpoint]\nsave_every = {every}\n")
     stated = rules_of(meshwright(*words))[f"saving.{rule}"]
     assert (stated["file"], stated["line"], stated["fix"]) == ("olmo.toml", 16, found["fix"])
+
+
+MEGATRON = """\
+#!/bin/bash
+#SBATCH --nodes=40
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+{job}
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+CHECKPOINT_PATH=/scratch/ckpt/qwen3_moe
+MODEL_ARGS=(
+    --num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144 --moe-ffn-hidden-size 768
+    --num-attention-heads 32 --group-query-attention --num-query-groups 4 --kv-channels 128 --qk-layernorm
+    --seq-length 4096 --max-position-embeddings 4096 --position-embedding-type rope --rotary-base 1000000
+    --normalization RMSNorm --norm-epsilon 1e-6 --swiglu --disable-bias-linear
+    --untie-embeddings-and-output-weights --attention-dropout 0.0 --hidden-dropout 0.0
+    --num-experts 128 --moe-router-topk 8 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-3
+    --moe-token-dispatcher-type alltoall --moe-grouped-gemm --moe-expert-capacity-factor 1.0
+    --moe-router-pre-softmax --overlap-param-gather --overlap-grad-reduce
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1 --global-batch-size 1000 --lr 3e-4 --min-lr 3e-05 --train-iters 240000
+    --lr-warmup-iters 2000 --lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 --adam-beta1 0.9
+    --adam-beta2 0.95 --bf16 --recompute-granularity selective
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --expert-model-parallel-size 4
+    --sequence-parallel --use-distributed-optimizer
+    --data-path /data/dclm_text_document --tokenizer-type HuggingFaceTokenizer
+    --tokenizer-model /work/Qwen3-30B-A3B --split 99,1,0
+    --log-interval 1 --eval-interval 1000 --eval-iters 10 --log-throughput
+)
+srun torchrun --nproc_per_node 4 --nnodes $SLURM_NNODES --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:6000 \\
+    pretrain_gpt.py ${{MODEL_ARGS[@]}} ${{TRAINING_ARGS[@]}} {saving}
+"""
+
+
+def megatron(saving: str, job: str = "") -> str:
+    Path("moe.sh").write_text(MEGATRON.format(saving=saving, job=job))
+    return "moe.sh"
+
+
+SAVE = "--save $CHECKPOINT_PATH --load $CHECKPOINT_PATH"
+
+
+@pytest.mark.parametrize("saving", [f"{SAVE} --save-interval 5000", f"{SAVE} --save-interval 500000", ""])
+def test_the_fix_of_an_interval_does_not_fill_the_disk(meshwright: Any, saving: str) -> None:
+    words = ("--gpus", "leo1.toml", "--json")
+    (found,) = meshwright("check", megatron(saving), *words).json["findings"]
+    fix = " ".join(found["fix"])
+    assert "--save-retain-interval" in fix
+    kept = "--save $CHECKPOINT_PATH --load $CHECKPOINT_PATH" if saving else ""
+    assert meshwright("check", megatron(f"{kept} {fix}"), *words).json["findings"] == []
+
+
+def test_checkpoints_that_fill_the_disk_are_reported(meshwright: Any) -> None:
+    words, saving = ("--gpus", "leo1.toml", "--json"), f"{SAVE} --save-interval 276"
+    found = rules_of(meshwright("check", megatron(saving), *words))["saving.fills-disk"]
+    assert "870 checkpoints" in found["message"]
+    assert "339 TiB" in found["message"]
+    fixed = megatron(f"{saving} {' '.join(found['fix'])}")
+    assert meshwright("check", fixed, *words).json["findings"] == []
+    assert meshwright("explain", "saving.fills-disk").code == 0
+    Path("olmo.toml").write_text(OLMO_RECIPE)
+    words = ("check", "olmo.toml", *words, "checkpoint.save_every=100")
+    for own in ("checkpoint.keep=1000000", "checkpoint.milestone_every=100"):
+        found = rules_of(meshwright(*words, own))["saving.fills-disk"]
+        assert meshwright(*words, *found["fix"]).json["findings"] == []

@@ -157,8 +157,9 @@ def test_a_script_with_a_short_decay_rare_checkpoints_and_no_distributed_optimiz
 
     found = fixes(checked(decay=50000, every=20000))
     assert found["learning_rate.decay-ends-early"] == ["without --lr-decay-iters"]
-    (fix,) = found["saving.rarely"]
-    after = fixes(checked(every=fix.split()[1]))
+    fix, retained = found["saving.rarely"]
+    assert retained == "--save-retain-interval 20000"
+    after = fixes(checked(every=f"{fix.split()[1]} {retained}"))
     assert not after.keys() & {"learning_rate.decay-ends-early", "saving.rarely"}
     found = fixes(checked(more="--overlap-param-gather"))
     assert found["overlap.gather-needs-sharding"] == ["--use-distributed-optimizer"]

@@ -173,7 +173,7 @@ def _check(
     findings = [
         *imported.parsed.findings,
         *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
-        *saving_findings(imported, recipe, estimate, buildable),
+        *saving_findings(imported, recipe, estimate, buildable, cases[0] if cases else None),
         *model_findings(imported, model),
         *imported.mapped.findings,
         *theirs,

@@ -47,6 +47,12 @@ PARSE_FINDINGS = (
         "a requeued run starts anew",
         "the name of the checkpoints' folder has the date, or another text that changes at every start",
     ),
+    ParseFinding(
+        "saving.fills-disk",
+        "warning",
+        "the disk or the quota is full, and the training ends",
+        "every checkpoint is kept, or one of few steps: together more than 150 TiB",
+    ),
     ParseFinding("saving.never", "warning", "a crash loses the whole training", "checkpoints are off"),
     ParseFinding(
         "saving.only-at-the-end",

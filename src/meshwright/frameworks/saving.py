@@ -7,10 +7,24 @@ from collections.abc import Iterator, Mapping
 
 from meshwright.costs import Estimate
 from meshwright.display import plural
-from meshwright.frameworks.common import FOLDERS, value_or_default
+from meshwright.frameworks.common import FOLDERS, KEEP_ALL, value_or_default
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.types import as_int
-from meshwright.planner.saving import LATE_RULE, LONG_H, RARE_H, RARE_RULE, SAVE_H, hourly
+from meshwright.planner.saving import (
+    DISK_RULE,
+    LATE_RULE,
+    LATEST_KEPT,
+    LONG_H,
+    RARE_H,
+    RARE_RULE,
+    SAVE_H,
+    disk_message,
+    fitting_interval,
+    hourly,
+    milestones_of,
+)
+from meshwright.recipes.case import Case
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
 
@@ -21,7 +35,7 @@ AT_START = re.compile(
 """What the shell expands to another text at every start."""
 LONG_STEPS = 1000  # if the time of a step is unknown
 SWITCHES: Mapping[str, tuple[str, str]] = {
-    "megatron-lm": ("save", "--save checkpoints --save-interval {every}"),
+    "megatron-lm": ("save", "--save checkpoints --save-interval {every} --save-retain-interval {retained}"),
     "torchtitan": ("checkpoint.enable", ""),
     "automodel": ("checkpoint.enabled", ""),
     "megatron-bridge": ("checkpoint.save", ""),
@@ -33,12 +47,13 @@ PATHS = ("save", "checkpoint.save")
 
 
 def saving_findings(
-    imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None, buildable: bool
+    imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None, buildable: bool, case: Case | None = None
 ) -> Iterator[Finding]:
     """Yield the finding for a training of many hours without a checkpoint, if its speed or length is known.
 
-    The speed of a layout that cannot be built says nothing about an interval.
+    The speed of a layout that cannot be built says nothing about an interval. `case` is there if the model is known.
     """
+    yield from _fills_disk(imported, case)
     if not recipe.train.epochs:  # whose steps are not known here
         yield from _never(imported, recipe, estimate)
         yield from _only_at_the_end(imported, recipe, estimate)
@@ -92,7 +107,7 @@ def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimat
         key,
         f"{imported.framework.display_key(key)} {every:,} is beyond the last step: "
         f"{long} without a checkpoint before the end",
-        (imported.framework.format_setting(key, wanted),),
+        _interval_fix(imported, recipe, every, wanted),
         file=setting.file,
         line=setting.line,
     )
@@ -113,9 +128,55 @@ def _rarely(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None)
         key,
         f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {hours:,.0f} hours: "
         "a failure costs up to as many",
-        (imported.framework.format_setting(key, hourly(float(estimate.step_s))),),
+        _interval_fix(imported, recipe, every, hourly(float(estimate.step_s))),
         file=setting.file,
         line=setting.line,
+    )
+
+
+def _key_of(imported: ImportedRecipe, field: str) -> str:
+    """Return the framework's key of one of our fields; empty if it has none."""
+    return next((key for key, one in config_keys(imported.framework.key_map).items() if one.field == field), "")
+
+
+def _interval_fix(imported: ImportedRecipe, recipe: Recipe, every: int, wanted: int) -> tuple[str, ...]:
+    """Return the settings of a shorter interval; a run that keeps all its checkpoints keeps about as many as before."""
+    checkpoint, write = recipe.checkpoint, imported.framework.format_setting
+    key = imported.mapped.source_keys["checkpoint.save_every"]
+    retain, keep = (_key_of(imported, field) for field in ("checkpoint.milestone_every", "checkpoint.keep"))
+    keeps_all = checkpoint.keep >= KEEP_ALL
+    if retain and (keeps_all or checkpoint.milestone_every):
+        before = checkpoint.milestone_every or every
+        fitting = fitting_interval(before, wanted)
+        retained = before - before % fitting
+        more = () if retained == checkpoint.milestone_every else (write(retain, retained),)
+        return (write(key, fitting), *more)
+    more = (write(keep, LATEST_KEPT),) if keeps_all and keep else ()
+    return (write(key, wanted), *more)
+
+
+def _fills_disk(imported: ImportedRecipe, case: Case | None) -> Iterator[Finding]:
+    """Yield the finding for kept checkpoints that are more than most may store."""
+    if case is None or case.recipe.data.dataset == "mock" or not case.recipe.checkpoint.save_every:
+        return
+    message = disk_message(case) if _saves(imported) else ""
+    if not message:
+        return
+    recipe, parsed = case.recipe, imported.parsed
+    retain, keep = (_key_of(imported, field) for field in ("checkpoint.milestone_every", "checkpoint.keep"))
+    key = retain or keep
+    value = milestones_of(recipe.train.steps, recipe.checkpoint.save_every) if retain else LATEST_KEPT
+    setting = parsed.settings.get(key) or parsed.settings.get(
+        imported.mapped.source_keys.get("checkpoint.save_every", "")
+    )
+    yield Finding(
+        DISK_RULE,
+        "warning",
+        key,
+        message,
+        (imported.framework.format_setting(key, value),) if key else (),
+        file=setting.file if setting else parsed.files[0] if parsed.files else "",
+        line=setting.line if setting else 0,
     )
 
 
@@ -142,7 +203,8 @@ def _never(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) 
     if hours < LONG_H:
         return
     every = hourly(float(estimate.step_s))
-    fix = text.format(every=every) if text else _turned_on(imported, key)
+    retained = milestones_of(recipe.train.steps, every)
+    fix = text.format(every=every, retained=retained) if text else _turned_on(imported, key)
     missing = f"{framework.display_key(key)} is not set" if setting is None else f"{framework.display_key(key)} is off"
     yield Finding(
         RULE,

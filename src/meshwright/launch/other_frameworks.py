@@ -17,6 +17,7 @@ from meshwright.frameworks.export import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.trainer_fields import DATASETS
 from meshwright.frameworks.types import Program, SourcedValue
+from meshwright.planner.saving import fitting_interval
 from meshwright.recipes import overrides as override
 from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
 from meshwright.recipes.types import Recipe, field_value
@@ -310,7 +311,7 @@ def retention(framework: str, recipe: Recipe, every: int, given: Sequence[str]) 
     typed = {"checkpoint.keep", "checkpoint.milestone_every"} & override.requested(recipe, given).keys()
     if typed or recipe.checkpoint.keep < KEEP_ALL or old <= every or not CHECKOUTS[framework].retains:
         return every, []
-    fitting = max((steps for steps in range(-(-every // 2), every + 1) if old % steps == 0), default=every)
+    fitting = fitting_interval(old, every)
     return fitting, ["checkpoint.keep=1", f"checkpoint.milestone_every={old - old % fitting}"]
 
 
