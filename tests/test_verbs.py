@@ -250,7 +250,8 @@ def test_http_and_tools_take_the_same_inputs() -> None:
 
 
 def test_choices_are_those_of_the_packages() -> None:
-    assert choices.FRAMEWORKS == tuple(registry.FORMATS) == frameworks.NAMES
+    assert choices.FRAMEWORKS == frameworks.NAMES
+    assert {*registry.FORMATS} == {*choices.FRAMEWORKS, *choices.CHECKED_ONLY}
     assert choices.FORMATS == files.FORMATS
     assert tuple(completion.NAMES) == requests.NAME_KINDS
 

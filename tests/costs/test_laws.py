@@ -108,7 +108,10 @@ def test_recompute_saves_activations_and_costs_time(model, layout, engine):
     kept = [costs.memory(c).total for c in (none, selective, full)]
     assert kept[2] <= kept[1] * (1 + 1e-9)
     assert kept[1] <= kept[0] * (1 + 1e-9)
-    assert costs.step_time(none).compute <= costs.step_time(selective).compute <= costs.step_time(full).compute * 1.0001
+    # with the time in which GPUs wait for launches: recompute launches the same kernels again
+    times = [costs.step_time(c) for c in (none, selective, full)]
+    least, more, most = (time.compute + time.other for time in times)
+    assert least <= more <= most * 1.0001
 
 
 @settings(max_examples=30, deadline=None)

@@ -67,7 +67,7 @@ def test_figures_of_random_questions_are_consistent(count: int) -> None:
 def test_a_wide_band_is_a_range_and_never_negative(meshwright: Any) -> None:
     words = ("estimate", "qwen3-30b-a3b", "--gpus", "8xMI300X", "--goal", "sft")
     band = meshwright(*words, "--json").json["estimate"]["band"]
-    assert band["step_pct"] > 100
+    assert band["step_pct"] > 50
     assert 0 < band["step_low_s"] < band["step_high_s"]
     text = meshwright(*words).out
     assert "±" not in text

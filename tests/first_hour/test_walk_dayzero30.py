@@ -124,7 +124,7 @@ def test_an_unknown_type_says_how_a_class_of_transformers_is_named(inspected: An
     config = {**DECODERS["dbrx"]["config"], "model_type": "mine", "architectures": ["MineForCausalLM"]}
     code, _, err = inspected(config)
     assert code == 2
-    assert 'list that class in "architectures"' in err
+    assert 'that class in "architectures"' in err
 
 
 def test_a_negative_width_of_heads_has_no_negative_fix(inspected: Any) -> None:

@@ -140,7 +140,8 @@ def test_precision_reduce_sets_the_buffer_of_megatron_recipes(meshwright: Any) -
 
 ACCELERATE = """accelerate launch --config_file fsdp.yaml trl/scripts/sft.py --model_name_or_path Qwen/Qwen3-8B \\
   --dataset_name tickets.jsonl --use_peft --lora_r 32 --learning_rate 2e-4 --num_train_epochs 2 --packing \\
-  --max_length 4096 --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --bf16 --output_dir out
+  --max_length 4096 --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --bf16 \\
+  --gradient_checkpointing False --output_dir out
 """
 FSDP = """distributed_type: FSDP
 fsdp_config:

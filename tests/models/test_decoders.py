@@ -43,7 +43,6 @@ def test_a_shape_key_of_another_architecture_is_refused(name: str) -> None:
         ("granitemoehybrid", "layer_types", -1),
         ("laguna", "num_attention_heads_per_layer", [8]),
         ("hunyuan_v1_moe", "moe_topk", [1, 2]),
-        ("falcon_h1", "projectors_bias", True),
         ("cohere", "num_attention_heads", 0),
     ],
 )

@@ -93,7 +93,6 @@ def test_nemotron_nas_leaves_out_blocks() -> None:
         (V4_FLASH, "compress_ratios", [7] * 43),
         (V4_FLASH, "compress_ratios", -1),
         (V4_FLASH, "o_groups", 7),
-        (V4_FLASH, "n_shared_experts", 2),
         (CASES["gemma4_text"]["config"], "num_kv_shared_layers", 99),
         (CASES["gemma4_text"]["config"], "per_layer_config", {"99": {}}),
         (CASES["gemma4_text"]["config"], "per_layer_config", {"5": {"hidden_size": 7}}),

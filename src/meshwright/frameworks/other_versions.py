@@ -31,7 +31,7 @@ _ABSENT = re.compile(r"\b(has no|does not accept|ignores)\b")
 _MEANT = re.compile(
     r"did you mean|use dashes|it is written|already set|is its opposite|that is the default|is a module"
 )
-_ALLOWED = re.compile(r"(\S+): allowed: (.+)$")
+_ALLOWED = re.compile(r"(\[[^\[\]]*\]|\S+): allowed: (.+)$")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -73,12 +73,15 @@ def _is_variant(finding: Finding) -> bool:
     found = _ALLOWED.search(finding.message)
     if found is None:
         return False
-    value = found[1].strip("\"'[]").lower()
-    for known in found[2].lower().split(", "):
-        same = _DIGITS.sub("", known) == _DIGITS.sub("", value) and _DIGITS.search(value) and _DIGITS.search(known)
-        if known and (value.startswith(f"{known}_") or same):
-            return True
-    return False
+    accepted = found[2].lower().split(", ")
+    values = [one.strip(" \"'[]").lower() for one in found[1].split(",")]
+    others = [one for one in values if one not in accepted]
+    return bool(others) and all(any(_extends(one, known) for known in accepted if known) for one in others)
+
+
+def _extends(value: str, known: str) -> bool:
+    numbered = _DIGITS.search(value) and _DIGITS.search(known)
+    return value.startswith(f"{known}_") or bool(numbered and _DIGITS.sub("", known) == _DIGITS.sub("", value))
 
 
 def _recently_removed(framework: Framework, settings: Settings, finding: Finding) -> bool:

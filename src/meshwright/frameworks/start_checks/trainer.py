@@ -100,7 +100,7 @@ def _known_reporter(given: Given) -> Changes:
 
 def _unknown_fsdp(given: Given) -> str:
     """Return a mistyped option; front ends have names and files of their own."""
-    words = given.text("fsdp").replace(",", " ").split() if given.is_on("fsdp") else []
+    words = [word for one in given.items("fsdp") for word in one.split()] if given.is_on("fsdp") else []
     unknown = (one for one in words if one not in FSDP_OPTIONS)
     return next((one for one in unknown if misspelled(one, FSDP_OPTIONS)), "")
 

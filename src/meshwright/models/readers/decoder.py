@@ -72,7 +72,9 @@ def _require_supported(fields: Fields, traits: Traits) -> None:
         if value not in values:
             shown = " or ".join(json.dumps(one) for one in values)
             built = key in traits.inspected or key in fields.fallbacks  # a key of transformers' config class
-            refuse = fields.unsupported if built and isinstance(value, type(values[0])) else fields.error
+            # another kind of value is a mistake, unless the row names the key: gating is a switch or a word
+            valid = key in traits.inspected or isinstance(value, type(values[0]))
+            refuse = fields.unsupported if built and valid else fields.error
             raise refuse(key, f"this architecture is only supported with {shown}")
 
 
