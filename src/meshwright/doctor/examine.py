@@ -169,7 +169,7 @@ def _needs_own_recipe(stats: RunStats) -> str:
 
 
 def _needs_real_data(stats: RunStats) -> str:
-    return "real training data: this run uses mock data" if stats.uses_mock_data else _needs_loss(stats)
+    return "real training data: this run uses mock data" if stats.uses_mock_data else loss.flat_needs(stats)
 
 
 def _needs_scale(stats: RunStats) -> str:

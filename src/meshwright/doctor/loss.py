@@ -28,6 +28,7 @@ MAX_SHOWN = 3
 CLIPPED: tuple[LogFormat, ...] = ("megatron", "nemo", "torchtitan", "automodel", "kempnerforge", "transformers")
 """Logs of trainers that clip gradients at 1.0 unless they are configured otherwise."""
 TAIL = 0.1  # share of the lines that counts as the end of a run
+FIT_VARIANCE = 12.0  # of the fall of a line fitted to n losses: this times their variance over n
 
 
 def not_a_number(stats: RunStats) -> Iterator[Finding]:
@@ -218,8 +219,7 @@ def spikes(stats: RunStats) -> Iterator[Finding]:
 
 def flat(stats: RunStats) -> Iterator[Finding]:
     """The loss does not decrease."""
-    bad = next((step.step for step in stats.run.steps if _is_not_finite(stats, step)), None)
-    rows = [step for step in _with_loss(stats) if bad is None or step.step < bad]
+    rows = _before_nan(stats)
     if stats.uses_mock_data or len(rows) < MIN_LINES or stats.findings_of(diverged) or stats.findings_of(diverging):
         return
     if (still := unmoved(stats, rows)) is not None:
@@ -227,28 +227,25 @@ def flat(stats: RunStats) -> Iterator[Finding]:
         return
     rates = [step.lr for step in rows if step.lr is not None]
     steps_covered = rows[-1].step - rows[0].first + 1
-    always_zero = len(rates) >= MIN_LINES and all(rate == 0 for rate in rates)
-    from_start = rows[0].first <= MIN_LINES
-    if not always_zero and (not from_start or len(rows) < limit("enough_for_trends")):
+    always_zero = _is_always_zero(rates)
+    if not always_zero and flat_needs(stats):
         return
-    plateau = is_plateau(stats, rows)  # a line may be many steps: what the validations show does not need their number
-    if not always_zero and steps_covered < limit("flat_steps") and not plateau:
-        return
-    tail_size = _tail(rows)
-    first, last = (median(map(_loss, part)) for part in (rows[:tail_size], rows[-tail_size:]))
-    first = max(first, _loss(rows[0]))
-    if not always_zero and _noise(rows) > share("flat_drop") * abs(first) * math.sqrt(tail_size):
-        return  # a decrease this small would be lost in the noise
+    plateau = is_plateau(stats, rows)
+    first, last = _level_at_start(rows), median(map(_loss, rows[-_tail(rows) :]))
     fallen = (first - last) / abs(first) if first else 0.0
     if not always_zero and (fallen >= share("flat_drop") or last > first * (1 + share("diverging_share"))):
         return
+    is_short = steps_covered < limit("flat_steps") and not plateau
+    if not always_zero and is_short and _fitted_fall(rows) >= share("flat_drop") * abs(first):
+        return  # medians of few lines at either end miss it
     if not always_zero and _starts_trained(stats, first):
         return  # continued pretraining: at this loss, a slow decrease is normal
     text, fixes = _why_flat(stats, rates, always_zero)
     yield Finding(
         id="loss.flat",
         severity="warning",
-        message=f"the loss went from {first:.4g} to {last:.4g} in {plural(steps_covered, 'step')}"
+        message=f"the loss went from {first:.4g} to {last:.4g} in "
+        + plural(steps_covered, "step" if stats.run.numbered else "log line")
         + (", and the validation loss does not move either" if plateau else "")
         + f": {text}",
         steps=(rows[0].first, rows[-1].step),
@@ -259,6 +256,70 @@ def flat(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=fixes,
     )
+
+
+def flat_needs(stats: RunStats) -> str:
+    """Return what a log lacks to show that its loss does not decrease; empty if it shows whether it does."""
+    rows = _before_nan(stats)
+    rates = [step.lr for step in rows if step.lr is not None]
+    if len(rows) < limit("enough_for_trends"):
+        return "" if _is_always_zero(rates) else f"the loss in at least {limit('enough_for_trends'):.0f} step lines"
+    first = _level_at_start(rows)
+    visible, noise = share("flat_drop") * abs(first), _noise(rows)
+    if _is_always_zero(rates) or is_plateau(stats, rows) or _falls(rows, visible):
+        return ""
+    if rows[0].first > MIN_LINES:
+        return f"the log from the first step on: it starts at step {rows[0].first:,}"
+    steps_covered = rows[-1].step - rows[0].first + 1
+    is_short = steps_covered < limit("flat_steps")
+    if is_short and (_epochs_covered(rows) < limit("flat_epochs") or _is_rising(rates)):
+        found = plural(steps_covered, "step") if stats.run.numbered else f"{len(rows):,} lines without step numbers"
+        return f"{limit('flat_steps'):.0f} steps, or half an epoch after the warm-up: the log has {found}"
+    lines = FIT_VARIANCE * (noise / visible) ** 2 if is_short and visible else 0.0
+    if noise > visible * math.sqrt(_tail(rows)) or len(rows) < lines:
+        least = max(lines, (noise / visible) ** 2 / TAIL) if visible else 0.0
+        drop = f"a decrease of {share('flat_drop'):.0%} is lost in the noise of the loss ({noise:.2g} between lines)"
+        return f"about {math.ceil(max(least, len(rows) + 1)):,} step lines: in {len(rows):,}, {drop}"
+    return ""
+
+
+def _level_at_start(rows: Sequence[Step]) -> float:
+    """Return the loss at the start: the median of the first lines, or the first one if it is above their noise."""
+    level, first = median(map(_loss, rows[: _tail(rows)])), _loss(rows[0])
+    return first if first > level + limit("unmoved_sigmas") * _noise(rows) else level
+
+
+def _before_nan(stats: RunStats) -> list[Step]:
+    """Return the steps with a finite loss before the first NaN."""
+    bad = next((step.step for step in stats.run.steps if _is_not_finite(stats, step)), None)
+    return [step for step in _with_loss(stats) if bad is None or step.step < bad]
+
+
+def _is_always_zero(rates: Sequence[float]) -> bool:
+    return len(rates) >= MIN_LINES and all(rate == 0 for rate in rates)
+
+
+def _is_rising(rates: Sequence[float]) -> bool:
+    """Return whether the learning rate is still in its warm-up at the end of a log."""
+    return len(rates) >= MIN_LINES and rates[-1] > rates[0] and rates[-1] == max(rates)
+
+
+def _epochs_covered(rows: Sequence[Step]) -> float:
+    """Return the epochs between the first and the last line; 0 if the log has none."""
+    epochs = [step.epoch for step in rows if step.epoch is not None]
+    return epochs[-1] - epochs[0] if epochs else 0.0
+
+
+def _falls(rows: Sequence[Step], by: float) -> bool:
+    """Return whether the losses fall by more than this and than their noise."""
+    error = _noise(rows) * math.sqrt(FIT_VARIANCE / len(rows))
+    return _fitted_fall(rows) > max(by, limit("unmoved_sigmas") * error)
+
+
+def _fitted_fall(rows: Sequence[Step]) -> float:
+    """Return how far a line that is fitted to the losses falls from the first line of a log to the last."""
+    slope = float(np.polyfit(np.arange(len(rows)), _losses(rows), 1)[0])
+    return -slope * (len(rows) - 1)
 
 
 def growing_gradients(stats: RunStats) -> Iterator[Finding]:
@@ -529,8 +590,7 @@ def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tup
         if recipe is None or not stats.states("optimizer.lr") or not recipe.optimizer.lr:
             return why, (remedies.advice("an optimizer.lr above zero", why="a nonzero learning rate"),)
         return why, (remedies.contract(stats, {"optimizer.lr": recipe.optimizer.lr}, "a nonzero learning rate"),)
-    rising = len(rates) >= MIN_LINES and rates[-1] > rates[0] and rates[-1] == max(rates)
-    if rising:
+    if _is_rising(rates):
         why = f"the learning rate is still in warm-up ({rates[-1]:.2g})"
         earlier = remedies.other_warmup(
             stats,

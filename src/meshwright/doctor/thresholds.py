@@ -70,6 +70,9 @@ TABLE: dict[str, Threshold] = {
         40, "%", "a pretraining that starts below this share of ln(vocabulary) continues from trained weights"
     ),
     "flat_steps": Threshold(100, "steps", "the minimum before a training is expected to learn"),
+    "flat_epochs": Threshold(
+        0.5, "epochs", "the minimum of a shorter log, whose lines cover several steps or the whole of a small dataset"
+    ),
     "tiny_rate": Threshold(100, "×", "below the usual learning rate; published runs stay within ten of it"),
     "small_rate": Threshold(10, "×", "below the usual learning rate, of a loss that does not move: the likely cause"),
     "flat_validation": Threshold(0.2, "%", "over three validations; even a slow training moves them by more"),

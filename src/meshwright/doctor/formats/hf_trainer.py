@@ -11,6 +11,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -352,13 +353,32 @@ def _from_epochs(
 
 def _from_bars(records: Sequence[_Record], bars: Sequence[Bar]) -> None:
     """Give each record the step of the bar that is drawn again after it, or of the last bar before it."""
-    places, last = [bar[0] for bar in bars], 0
-    for record in records:
-        after = bisect_right(places, record.place)
-        redrawn = after < len(bars) and places[after] <= record.place + REDRAWN
-        bar = bars[after] if redrawn or not after else bars[after - 1]
+    places = [bar[0] for bar in bars]
+    following = [_bar_of(record, bars, places) for record in records]
+    preceding = _bars_before(records, bars, places)
+    # a bar that only the next record redraws is that of the next step: the last record would repeat its neighbor's
+    found = preceding if preceding and not _rises(following) and _rises(preceding) else following
+    last = 0
+    for record, bar in zip(records, found, strict=True):
         record.step = last = max(bar[1], last + 1)
         record.at_s = bar[3]
+
+
+def _bar_of(record: _Record, bars: Sequence[Bar], places: Sequence[int]) -> Bar:
+    after = bisect_right(places, record.place)
+    redrawn = after < len(bars) and places[after] <= record.place + REDRAWN
+    return bars[after] if redrawn or not after else bars[after - 1]
+
+
+def _bars_before(records: Sequence[_Record], bars: Sequence[Bar], places: Sequence[int]) -> list[Bar]:
+    """Return the bar right before each record; empty if one of them has none there."""
+    at = [bisect_left(places, record.place) - 1 for record in records]
+    near = all(i >= 0 and places[i] >= record.place - REDRAWN for i, record in zip(at, records, strict=True))
+    return [bars[i] for i in at] if near else []
+
+
+def _rises(bars: Sequence[Bar]) -> bool:
+    return all(first[1] < second[1] for first, second in pairwise(bars))
 
 
 def _place_validations(validations: Sequence[_Record], records: Sequence[_Record]) -> None:
