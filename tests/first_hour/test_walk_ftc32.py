@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -74,3 +75,186 @@ def test_too_few_steps_are_listed_as_not_checked(meshwright: Any) -> None:
 def test_a_bar_before_each_record_is_the_step_of_that_record(meshwright: Any) -> None:
     Path("train.log").write_text(_with_bars(_log(75, lambda n: 2.31 - 0.01 * n)))
     assert "step 750 of 750" in meshwright("doctor", "train.log").out
+
+
+PROGRAM = """from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-3B")
+tok = AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-3B")
+ds = ds.map(lambda rows: tok(rows["text"], truncation=True, max_length=8192))
+args = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=4,
+    learning_rate=1e-5,
+    bf16=True,
+    gradient_checkpointing=False,
+)
+Trainer(model=model, args=args, train_dataset=ds).train()
+"""
+SHARDED = """compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+"""
+COMMAND = "accelerate launch --config_file fsdp.yaml train.py"
+SMALL = "per_device_train_batch_size=1, gradient_accumulation_steps=16, gradient_checkpointing=True"
+FLAGS = " --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --gradient_checkpointing True"
+
+
+def _check(meshwright: Any, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(meshwright("check", *words, "--gpus", "8xA100-40", "--json").out)
+    return found
+
+
+def _rules(found: dict[str, Any], severity: str) -> dict[str, dict[str, Any]]:
+    return {one["rule"]: one for one in found["findings"] if one["severity"] == severity}
+
+
+def _write(command: str, program: str = PROGRAM) -> None:
+    Path("fsdp.yaml").write_text(SHARDED)
+    Path("train.py").write_text(program)
+    Path("run.sh").write_text(f"{command}\n")
+
+
+def test_the_fix_of_a_program_without_a_parser_is_in_its_own_code(meshwright: Any) -> None:
+    _write(COMMAND)
+    errors = _rules(_check(meshwright, "run.sh"), "error")
+    assert errors["memory.peak"]["fix"] == [f"train.py: {SMALL}"]
+    changed = PROGRAM.replace("batch_size=4", "batch_size=1").replace("steps=4", "steps=16").replace("False", "True")
+    Path("train.py").write_text(changed)
+    assert not _rules(_check(meshwright, "run.sh"), "error")
+
+
+@pytest.mark.parametrize("launcher", [COMMAND, "torchrun --nproc_per_node 8 train.py"])
+def test_flags_of_a_program_without_a_parser_are_ignored_and_reported(launcher: str, meshwright: Any) -> None:
+    _write(launcher + FLAGS)
+    found = _check(meshwright, "run.sh")
+    assert {"memory.peak", "memory.state"} & _rules(found, "error").keys()
+    ignored = _rules(found, "warning")["accelerate.arguments-ignored"]
+    assert "train.py parses no arguments" in ignored["message"]
+    assert ignored["fix"] == [f"train.py: {SMALL}"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from transformers import HfArgumentParser",
+        "import argparse",
+        "import sys; print(sys.argv)",
+        "from settings import options",
+    ],
+)
+def test_flags_of_a_program_with_a_parser_count(line: str, meshwright: Any) -> None:
+    _write(COMMAND + FLAGS, f"{line}\n{PROGRAM}")
+    Path("settings.py").write_text("import click\n\noptions = click.command()\n")
+    found = _check(meshwright, "run.sh")
+    assert not _rules(found, "error")
+    assert "accelerate.arguments-ignored" not in _rules(found, "warning")
+
+
+def test_ignored_flags_of_a_command_with_a_deepspeed_config_are_reported(meshwright: Any) -> None:
+    _write("deepspeed --num_gpus 8 train.py --deepspeed ds.json" + FLAGS)
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}))  # fmt: skip
+    found = _check(meshwright, "run.sh")
+    assert "deepspeed.arguments-ignored" in _rules(found, "warning")
+    assert _rules(found, "error")["memory.peak"]["fix"] == [f"train.py: {SMALL}"]
+
+
+@pytest.mark.parametrize("target", ["train.py", "run.sh"])
+def test_the_settings_of_one_section_are_one_block_that_passes_when_pasted(target: str, meshwright: Any) -> None:
+    _write("accelerate launch --num_processes 8 train.py", PROGRAM.replace("batch_size=4", "batch_size=1"))
+    more = ("data.seq_length=1024", "layout.recompute=full")
+    text = PROGRAM.replace(", max_length=8192", "").replace("batch_size=4", "batch_size=1")
+    Path("train.py").write_text(text.replace("gradient_checkpointing=False,", ""))
+    fix = _rules(_check(meshwright, target), "error")["memory.state"]["fix"]
+    lines = [one for one in fix if ": " in one and ".py: " not in one]
+    assert [one.partition(":")[0] for one in lines] == ["distributed_type", "fsdp_config"]
+    Path("pasted.yaml").write_text("\n".join(["num_processes: 8", "mixed_precision: bf16", *lines]) + "\n")
+    Path("pasted.sh").write_text("accelerate launch --config_file pasted.yaml train.py\n")
+    assert not _rules(_check(meshwright, "pasted.sh", *more), "error")
+
+
+CHAT = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
+RECIPE = """name = "g"
+model = "qwen3_600m"
+goal = "sft"
+cluster = "4xL40S"
+
+[data]
+dataset = "data/chat.jsonl"
+validation = "data/held_out.jsonl"
+tokenizer = "tokenizer"
+chat_template = "template.jinja"
+
+[train]
+steps = 20
+
+[checkpoint]
+pretrained = "base"
+"""
+IN_FILE = {
+    "data.dataset": "data/chat.jsonl",
+    "data.validation": "data/held_out.jsonl",
+    "data.tokenizer": "tokenizer",
+    "data.chat_template": "template.jinja",
+    "checkpoint.pretrained": "base",
+}
+
+
+def _recipe() -> None:
+    for name in ("data/chat.jsonl", "data/held_out.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(f"{CHAT}\n" * 400)
+    for name in ("tokenizer", "base"):
+        Path(name).mkdir()
+    Path("template.jinja").write_text("{{ messages }}")
+    Path("g.toml").write_text(RECIPE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("kubernetes", "--image", "bank/meshwright:1", "--mount", "claim:/data", "--out", "/runs/g"),
+        ("skypilot",),
+        ("slurm",),
+        ("slurm", "--image", "x.sqsh"),
+        ("torchrun",),
+    ],
+)
+def test_a_job_has_the_full_paths_of_what_its_recipe_file_names(options: tuple[str, ...], meshwright: Any) -> None:
+    _recipe()
+    done = meshwright("launch", "g.toml", "--gpus", "4xL40S", "--scheduler", *options)
+    assert done.code == 0, done.err
+    for key, name in IN_FILE.items():
+        assert f"{key}={Path(name).resolve()}" in done.out
+
+
+def test_a_typed_path_counts_before_that_of_the_recipe_file(meshwright: Any) -> None:
+    _recipe()
+    done = meshwright("launch", "g.toml", "--gpus", "4xL40S", "--scheduler", "slurm", "data.validation=data/chat.jsonl")
+    assert done.out.count("data.validation=") == 1
+    assert "held_out" not in done.out
+
+
+def test_the_blend_and_the_model_folder_of_a_recipe_file_have_full_paths(meshwright: Any) -> None:
+    Path("data").mkdir()
+    for end in (".bin", ".idx"):
+        Path(f"data/web{end}").write_bytes(b"")
+    text = 'name = "b"\nmodel = "qwen3_600m"\ngoal = "pretrain"\ncluster = "4xL40S"\n\n[data.blend]\n"data/web" = 1.0\n'
+    Path("b.toml").write_text(f"{text}\n[train]\nsteps = 20\n")
+    done = meshwright("launch", "b.toml", "--gpus", "4xL40S", "--scheduler", "kubernetes", "--image", "x")
+    assert str(Path("data/web").resolve()) in done.out, done.err
+
+
+def test_a_job_of_another_framework_elsewhere_has_the_full_paths_of_the_recipe_file(meshwright: Any) -> None:
+    _recipe()
+    Path("g.toml").write_text(RECIPE.partition("validation")[0] + "\n[train]\nsteps = 20\n")
+    done = meshwright("launch", "g.toml", "--to", "automodel", "--gpus", "8xH100", "--scheduler", "kubernetes",
+        "--image", "x", "--framework-dir", "/opt/am", "--mount", "claim:/data", "schedule.warmup_steps=2")  # fmt: skip
+    assert str(Path("data/chat.jsonl").resolve()) in done.out, done.err

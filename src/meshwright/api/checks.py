@@ -327,7 +327,7 @@ def export_into(
     if engine != theirs.engine:
         recipe = msgspec.structs.replace(recipe, engine=engine)
     recipe, replaced = _with_loadable_weights(recipe, read, theirs, request.overrides)
-    recipe = other_frameworks.with_full_paths(recipe) if folder else recipe
+    recipe = other_frameworks.with_full_paths(recipe) if folder or anywhere else recipe
     checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
     _require_numbers(theirs, checked, read)
     converts = folder or elsewhere is not None

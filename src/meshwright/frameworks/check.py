@@ -19,6 +19,7 @@ from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, R
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
 from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, launch_findings, launch_notes, unquoted
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
+from meshwright.frameworks.merged_fix import merged
 from meshwright.frameworks.model_differences import model_findings
 from meshwright.frameworks.model_free import model_free_findings
 from meshwright.frameworks.model_match import find_model
@@ -96,8 +97,10 @@ def check(
 
     if needs_repair(found.findings) or only_fix_fails(content, found.findings, recheck):
         found = with_repair(content, found, result.findings, recheck, our_repair)
+    found = _with_fixes(found, merged)
     if keeps_arguments_in_strings(content):
-        found = _in_strings(found)
+        # Fixes are pasted into a string variable, where quotes would be characters.
+        found = _with_fixes(found, lambda fix: tuple(map(unquoted, fix)))
     imported = import_recipe(framework, content, model, list(overrides), goal) if batch_note else None
     return found if imported is None else _with_batch_note(found, imported)
 
@@ -107,12 +110,10 @@ def findings_without_fixes(framework: Framework, content: Content) -> tuple[Find
     return _check(framework, content, None, None, (), False, None, fixes=False).findings
 
 
-def _in_strings(result: CheckResult) -> CheckResult:
-    """Return the result with fixes as they are pasted into a string variable, where quotes would be characters."""
-    findings = [msgspec.structs.replace(one, fix=tuple(map(unquoted, one.fix))) for one in result.findings]
-    repair = result.repair and msgspec.structs.replace(
-        result.repair, overrides=tuple(map(unquoted, result.repair.overrides))
-    )
+def _with_fixes(result: CheckResult, written: Callable[[Sequence[str]], tuple[str, ...]]) -> CheckResult:
+    """Return the result with its fixes and its repair written in another way."""
+    findings = [msgspec.structs.replace(one, fix=written(one.fix)) for one in result.findings]
+    repair = result.repair and msgspec.structs.replace(result.repair, overrides=written(result.repair.overrides))
     return msgspec.structs.replace(result, findings=tuple(findings), repair=repair)
 
 

@@ -27,6 +27,8 @@ OF_LAYOUTS = ("batch.divides", "batch.smaller-than-data-parallel", "schedule.", 
 Recheck = Callable[[Content, bool], CheckResult]
 OurRepair = Callable[[Content], tuple[str, ...]]
 Part = tuple[Finding, str]  # a setting, and the finding whose fix it is
+_LEAF = re.compile(r'((?:"?\w+"?: \{)+"?\w+"?):|(\S+\.py: (?:without )?\w+)')
+"""The key of a setting inside its section, or of an argument in a program's code."""
 _KEY = re.compile(r"(?:without |remove |torchrun |#SBATCH |export |unset )?([^\s=:]+)")
 
 
@@ -166,6 +168,9 @@ def _joined(parts: Sequence[Part], more: Sequence[Part]) -> list[Part]:
 
 
 def _key(text: str) -> str:
+    match = _LEAF.match(text)
+    if match:
+        return (match[1] or match[2]).replace(": without ", ": ")
     match = _KEY.match(text)
     return match[1] if match else text
 

@@ -16,6 +16,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.fixed_text import fixed_text
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.merged_fix import program_arguments
 from meshwright.frameworks.script_arguments import Arguments, argument_lists, with_arguments, with_variable
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.tried_fixes import REPLACED, as_typed, with_fix, without_flag
@@ -72,6 +73,9 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
     if finding.rule.startswith(REPLACED):
         changed = _without_flags(changed, [finding.field.lstrip("-")])
     for text in finding.fix:
+        if in_program := program_arguments(text):
+            changed = msgspec.structs.replace(changed, assigned={**changed.assigned, **in_program})
+            continue
         if not text.startswith("--") and (with_file := _with_file_fixed(changed, finding, text)) is not None:
             changed = with_file
             continue

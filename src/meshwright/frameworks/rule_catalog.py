@@ -145,6 +145,15 @@ PARSE_FINDINGS = (
         "the program's parser refuses an argument when it starts",
         "switches of the Trainer are True or False, and some arguments are one of a few words",
     ),
+    *(
+        ParseFinding(
+            f"{framework}.arguments-ignored",
+            "warning",
+            "the run has the values of the program's code",
+            "the program parses no arguments, so those of the command are ignored",
+        )
+        for framework in ("accelerate", "deepspeed")
+    ),
     ParseFinding(
         "accelerate.double-checkpointing",
         "error",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
     LISTS,
     PLAIN_TEXT,
+    ROWS,
     SAMPLE_LENGTHS,
     TRAINER_DEFAULTS,
     TRL_DEFAULTS,
@@ -33,6 +35,7 @@ from meshwright.frameworks.trainer_fields import (
     is_trl,
     read_arguments,
 )
+from meshwright.frameworks.trainer_files import file_arguments, parses_arguments, written_arguments
 from meshwright.frameworks.trl_data import is_trl_script
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
@@ -55,6 +58,14 @@ TRL_SFT = re.compile(r"(?:^|[./])sft(?:\.py)?$")
 PLACEHOLDER = "DATA"  # a dataset that only the program knows, as commands write it
 DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": PLACEHOLDER}
 """Fine-tuning values assumed if neither the config nor an argument sets them."""
+
+
+class CommandArguments(msgspec.Struct, frozen=True):
+    """The arguments that a started program has."""
+
+    arguments: Arguments
+    fixed_in: str = ""  # the program, if it parses no arguments
+    findings: tuple[Finding, ...] = ()
 
 
 class ProgramFields(msgspec.Struct, frozen=True):
@@ -85,6 +96,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments of transformers.TrainingArguments that are one of a few words."""
 
+LAUNCHER_ARGUMENTS = ("local_rank",)  # that launchers add
 NAMED = {"optim": "=optim", "lr_scheduler_type": "=schedule"}  # arguments whose values are names of transformers
 EARLIER_NAMES = ("adamw_hf",)  # that transformers 4 had
 TRL_KEYS = Path(__file__).with_name("front_ends") / "trl.tsv"
@@ -147,6 +159,59 @@ def refused_arguments(framework: str, args: Arguments, own: Content | None) -> I
             file=setting.file,
             line=setting.line,
         )
+
+
+def command_arguments(
+    framework: str, own: Content | None, given: Arguments, assigned: Mapping[str, str | None]
+) -> CommandArguments:
+    """Return the arguments of a program: its own, then those of the command if it parses them.
+
+    `own` is the program, if it is here, and `assigned` are changes of its code, None for an argument to remove.
+    """
+    if own is None:
+        return CommandArguments(given)
+    stated = file_arguments(own)
+    if parses_arguments(own):
+        return CommandArguments({**stated, **given})
+    changed = {name: SourcedValue(_python(text), 0, own.path) for name, text in assigned.items() if text is not None}
+    stated = {name: one for name, one in {**stated, **changed}.items() if assigned.get(name, "") is not None}
+    findings = tuple(_ignored(framework, own, stated, given))
+    return CommandArguments(stated, fixed_in=_place(own), findings=findings)
+
+
+def _place(own: Content) -> str:
+    """Return the file that sets a program's arguments: itself, or the one that an exported program imports."""
+    written = written_arguments(own)
+    return (own if written is None else written).path
+
+
+def _ignored(framework: str, own: Content, stated: Arguments, given: Arguments) -> Iterator[Finding]:
+    """Yield a finding for the arguments of a command that its program does not read."""
+    names = [name for name in given if name not in LAUNCHER_ARGUMENTS]
+    if not names:
+        return
+    typed = ", ".join(f"--{name}" for name in names)
+    known = [name for name in names if name in stated or name in ROWS]
+    place = _place(own)
+    fix = [f"{place}: {name}={_python(given[name].value)!r}" for name in known if not given[name].unresolved]
+    yield Finding(
+        f"{framework}.arguments-ignored",
+        "warning",
+        names[0],
+        f"{own.path} parses no arguments (no HfArgumentParser, argparse or sys.argv): {typed} "
+        f"{'is' if len(names) == 1 else 'are'} ignored, and the values in {place} count",
+        tuple(fix),
+        file=given[names[0]].file,
+        line=given[names[0]].line,
+    )
+
+
+def _python(value: Any) -> Any:
+    """Return a value of a command as Python writes it."""
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError):
+        return value
 
 
 def unknown_names(framework: str, args: Arguments) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,83 @@ def _arguments_beside(content: Content) -> Path | None:
     own = file_of(Path(content.path).stem)
     found = [one for one in sorted(Path(content.folder or ".").glob(f"*{SUFFIX}")) if one.is_file()]
     return next((one for one in found if one.name == own), found[0] if found else None)
+
+
+PARSERS = frozenset(
+    (
+        *("absl", "argparse", "chz", "click", "cyclopts", "defopt", "docopt", "draccus", "fire", "getopt", "hydra"),
+        *(
+            "jsonargparse",
+            "optparse",
+            "plac",
+            "pydantic_settings",
+            "pyrallis",
+            "simple_parsing",
+            "tap",
+            "typer",
+            "tyro",
+        ),
+    )
+)
+"""Modules that parse the arguments of a command."""
+PARSES = frozenset(
+    (
+        *("ArgumentParser", "HfArgumentParser", "LightningCLI", "TrlParser", "argv", "orig_argv", "from_cli"),
+        *("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args"),
+        *("exec", "eval", "runpy"),  # other code, which may parse them
+    )
+)
+"""Names with which a program reads the arguments of its command."""
+
+
+def parses_arguments(content: Content) -> bool:
+    """Return whether a program may read the arguments of its command: by itself, or in a module beside it.
+
+    A program that cannot be parsed, or that executes or starts other code, may.
+    """
+    pending, seen = [content], {content.path}
+    while pending:
+        one = pending.pop()
+        try:
+            tree = ast.parse(one.text)
+        except (SyntaxError, ValueError, RecursionError):
+            return True
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        imported = set(_imports(tree))
+        named |= {name.rpartition(".")[2] for name in imported}
+        if (
+            named & PARSES
+            or named & {"exec", "eval", "runpy"}
+            or {name.partition(".")[0] for name in imported} & PARSERS
+        ):
+            return True
+        for path in _modules_beside(one, imported):
+            if str(path) not in seen:
+                seen.add(str(path))
+                try:
+                    pending.append(open_file(path))
+                except (InputError, OSError):
+                    return True
+    return False
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Yield the dotted names of what a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module or ''}.{one.name}".strip(".") for one in node.names)
+
+
+def _modules_beside(content: Content, imported: Iterable[str]) -> Iterator[Path]:
+    """Yield the files of modules that lie in a program's own folder, or in packages of it."""
+    for name in imported if content.folder is not None else ():
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            path = Path(content.folder or ".").joinpath(*parts[:count])
+            yield from (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
 
 
 def names_deepspeed(content: Content) -> bool:

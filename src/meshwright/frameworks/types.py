@@ -46,14 +46,19 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     is_front_end: bool = False  # whether only the arguments in written_keys can be given
     is_command: bool = False  # whether a front end's keys are flags of its command
     repeats: Mapping[str, str] = {}  # key of the config → the argument that must have the same value
+    fixed_in: str = ""  # the program, if it parses no arguments: its own code sets them
 
     def formatted(self, name: str, value: Any) -> tuple[str, ...]:
         """Return an argument as the program is given it: a flag of a command, a keyword in Python, or lines of a file.
+
+        A keyword of a program that a script starts has the name of its file before it.
 
         Raise InputError if a front end has no key for it.
         """
         if self.is_front_end:
             return self._in_front_end(name, value)
+        if self.fixed_in:
+            return (f"{self.fixed_in}: " + (f"without {name}" if value is None else f"{name}={value!r}"),)
         name = f"--{name}" if self.argv else name
         if value is None:
             return (f"without {name}",)

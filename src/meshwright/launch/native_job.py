@@ -20,7 +20,7 @@ from meshwright.launch.kubernetes import MAX_NAME
 from meshwright.recipes import files, overrides
 from meshwright.recipes.case import model_of
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 from meshwright.rules import Finding
 
 FOLDER = "checkpoint.folder"
@@ -125,6 +125,8 @@ def request_for(
 ) -> LaunchRequest:
     """Return the launch request of a training with its findings; a tiny one is checked when it starts."""
     is_file = files.is_file(training.target)
+    if is_file and training.text is None:
+        training = _with_paths_of_file(training, recipe)
     copies = is_file and (training.text is not None or find_scheduler(scheduler) in REMOTE_FILES)
     target = Path(training.target).name if copies else str(Path(training.target).resolve())
     text = training.text if training.text is not None or not copies else _text(training.target)
@@ -141,6 +143,26 @@ def request_for(
         if training.tiny
         else (*training.notes, *mock_data(found), *short_training_notes(found, model_of(found))),
     )
+
+
+def _with_paths_of_file(training: Training, recipe: Recipe) -> Training:
+    """Return a training whose command has the full paths of what its recipe file names by a relative path.
+
+    They are relative to the current folder, and the job runs in another one.
+    """
+    full = other_frameworks.with_full_paths(recipe)
+    typed = {*overrides.requested(recipe, known(training.overrides)), *(["data.dataset"] if training.dataset else [])}
+    moved = [key for key in (*other_frameworks.PATHS, *other_frameworks.BLENDS) if key not in typed]
+    changes = [
+        format_override(key, field_value(full, key))
+        for key in moved
+        if field_value(full, key) != field_value(recipe, key)
+    ]
+    model = training.model
+    if model is None and models.is_path(recipe.model) and Path(recipe.model).expanduser().exists():
+        model = _new_path(recipe.model)
+        model = None if model == recipe.model else model
+    return msgspec.structs.replace(training, overrides=[*training.overrides, *changes], model=model)
 
 
 def program(training: Training, target: str) -> Program:

@@ -22,6 +22,7 @@ from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer import (
     TRL_KEYS,
     Arguments,
+    command_arguments,
     is_on,
     open_referenced_file,
     parse_arguments,
@@ -143,7 +144,8 @@ def parse(content: Content) -> ParsedConfig:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
     own, of_job = started_program(content, launch.program), False
     given = _given(launch)
-    arguments = {**(file_arguments(own) if own is not None else {}), **given}
+    command = command_arguments("accelerate", own, given, content.assigned)
+    arguments = dict(command.arguments)
     of_file: Settings = {}
     if "config" in arguments and is_trl_script([str(launch.program.value)]):
         launch, arguments, of_file = _with_trl_file(content, launch, arguments)
@@ -168,9 +170,9 @@ def parse(content: Content) -> ParsedConfig:
     if own is not None and not trl and is_trl({}, script):
         script = ""  # the program was read: its name does not make it one of TRL
     parsed = _parsed(content, settings, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
-    program = msgspec.structs.replace(parsed.program, argv=launch.argv)
+    program = msgspec.structs.replace(parsed.program, argv=launch.argv, fixed_in=command.fixed_in)
     refused = refused_arguments("accelerate", parse_arguments(launch.args), own)
-    parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused))
+    parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused, *command.findings))
     if script.startswith(TRL) or TRL_SCRIPTS in script:
         theirs = (*_trl_findings({**of_file, **given}), *flags_without_value(launch.args, read_table(TRL_KEYS), "TRL"))
         parsed = msgspec.structs.replace(parsed, findings=(*theirs, *parsed.findings))

@@ -18,6 +18,7 @@ from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
 from meshwright.frameworks.trainer import (
     Arguments,
+    command_arguments,
     is_on,
     open_referenced_file,
     parse_arguments,
@@ -127,13 +128,15 @@ def parse(content: Content) -> ParsedConfig:
         raise InputError("contains no command with a DeepSpeed config", field="file", value=content.path)
     name, path = config
     settings = open_referenced_file(content, path).settings
-    own = started_program(content, launch.program)
-    arguments = {**(file_arguments(own) if own is not None else {}), **parse_arguments(launch.args)}
+    own, given = started_program(content, launch.program), parse_arguments(launch.args)
+    command = command_arguments("deepspeed", own, given, content.assigned)
+    arguments = {name: path} | dict(command.arguments)  # the config that is named decides, read or not
     trainer_arguments = arguments if name == "deepspeed" else {}  # the argument of transformers' Trainer
     script, trl = str(launch.program.value), own is not None and uses_trl(own)
     filled = _fill_auto(settings, trainer_arguments, trl or is_trl(arguments, script))
     parsed = _parsed(content, filled, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(_with_fills(parsed, settings, trainer_arguments), argv=launch.argv)
+    program = msgspec.structs.replace(program, fixed_in=command.fixed_in)
     note = () if own is None else (f"the arguments of the program are read from {own.path}",)
     return msgspec.structs.replace(
         parsed,
@@ -141,7 +144,8 @@ def parse(content: Content) -> ParsedConfig:
         env=launch.env,
         findings=(
             *_disagreements(settings, trainer_arguments),
-            *refused_arguments("deepspeed", parse_arguments(launch.args), own),
+            *refused_arguments("deepspeed", given, own),
+            *command.findings,
             *start_findings(trainer_arguments, parsed.model, script),
             *unknown_names("deepspeed", trainer_arguments),
         ),
