@@ -201,3 +201,79 @@ def test_a_run_that_a_speed_explains_is_followed(here: Path, meshwright: Any) ->
     (step,) = (one for one in answer["figures"] if one["name"] == "step time")
     assert step["estimate"] == pytest.approx(13.9, rel=0.03)
     assert any("whose time a fitted speed always matches" in note for note in answer["notes"])
+
+
+TITAN = "[rank0]:[titan] 2026-11-11 {hour:02d}:{minute:02d}:{second:02d},123 - root - INFO - "
+TITAN_HEADER = """\
+Building 1-D device mesh with ['dp_shard'], [{world}]
+CUDA capacity: NVIDIA {gpu} with {memory}GiB memory
+Model llama3 8B size: 8,030,261,248 total parameters
+Training starts at step 1, with local batch size 1, global batch size {batch}, sequence length 8192, total steps 50000 \
+(warmup 2000)
+"""
+
+
+def titan_log(world: int, speeds: list[float], gpu: str = "A100-SXM-64GB") -> str:
+    """Return a log of torchtitan up to 0.1 with a speed for every line."""
+    begin = TITAN.format(hour=8, minute=0, second=0)
+    header = TITAN_HEADER.format(world=world, gpu=gpu, memory=63.43, batch=3 * world)
+    text, now = "".join(f"{begin}{line}\n" for line in header.splitlines()), 8 * 3600.0
+    for number, speed in enumerate(speeds, 1):
+        now += 10 * 3 * 8192 / speed
+        hour, rest = divmod(int(now), 3600)
+        text += (
+            f"{TITAN.format(hour=hour, minute=rest // 60, second=rest % 60)}step: {10 * number:5}  loss: "
+            f"{2.5 + 8 / (number + 1):7.4f}  grad_norm:  0.4100  memory: 51.20GiB(80.72%)  tps: {speed:,.0f}  tflops: "
+            f"{speed * 57.5e9 / 1e12:.2f}  mfu: {speed * 57.5e9 / 3.12e12:.2f}%\n"
+        )
+    return text
+
+
+def test_the_start_line_of_older_torchtitan_has_batch_and_length(here: Path, meshwright: Any) -> None:
+    Path("run.log").write_text(titan_log(160, [3400.0] * 40))
+    typed = ("doctor", "run.log", "--model", "llama3-8b", "--gpus", "leo.toml", "--json")
+    answer = meshwright(*typed).json
+    assert answer["total_steps"] == 50000
+    assert not [note for note in answer["notes"] if "batch size" in note or "sequence length" in note]
+    (step,) = (one for one in answer["figures"] if one["name"] == "step time")
+    assert step["measured"] == pytest.approx(3 * 8192 / 3400, rel=0.02)
+
+
+def test_a_gpu_that_is_not_in_the_catalogue_is_named(here: Path, meshwright: Any) -> None:
+    Path("run.log").write_text(titan_log(160, [3400.0] * 40))
+    notes = meshwright("doctor", "run.log", "--json").json["notes"]
+    unknown = "the log names the GPU A100-SXM-64GB, which is not in the catalogue"
+    assert any(f"{unknown}; add --gpus 160xA100-80" in note for note in notes)
+    assumed = meshwright("doctor", "run.log", "--recipe", "llama3-8b", "--json")
+    assert "does not name the GPUs" not in assumed.out + assumed.err
+
+
+def test_a_run_that_slows_down_later_is_not_a_slow_network(here: Path, meshwright: Any) -> None:
+    Path("small.log").write_text(titan_log(4, [3600.0] * 60))
+    Path("slows.log").write_text(titan_log(160, [3450.0 * 0.993**number for number in range(100)]))
+    Path("slow.log").write_text(titan_log(160, [2500.0] * 100))
+    typed = ("--recipe", "llama3-8b", "--gpus", "leo.toml", "--baseline", "small.log", "--json")
+    falling = meshwright("doctor", "slows.log", *typed).json
+    assert "speed.slowing-down" in rules(falling)
+    assert "speed.slow-network" not in rules(falling)
+    (found,) = messages(meshwright("doctor", "slow.log", *typed).json, "speed.slow-network")
+    assert "usually the network between nodes is the cause; the log does not time collectives" in found
+
+
+def test_ranks_without_a_report_are_the_suspects_of_a_timeout(here: Path, meshwright: Any) -> None:
+    timeouts = "".join(
+        f"[rank{rank}]: [E1110 20:15:00.772 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=48213, OpType=_ALLGATHER_BASE, NumelIn=1048576, NumelOut=83886080, "
+        "Timeout(ms)=600000) ran for 600041 milliseconds before timing out.\n"
+        for rank in range(16)
+        if rank != 13
+    )
+    Path("run.log").write_text(megatron_log(11.2) + timeouts)
+    Path("run.sh").write_text(megatron_script())
+    answer = meshwright("doctor", "run.log", "--gpus", "leo.toml", "--recipe", "run.sh", "--json").json
+    (found,) = (one for one in answer["findings"] if one["rule"] == "run.failed-hang")
+    assert "145 of 160 ranks report nothing" in found["message"]
+    assert "rank 13 (GPU 1 of node 3) first" in found["message"]
+    assert "ranks 16-159" in found["message"]
+    assert "none is behind" not in found["message"]
+    assert "look at rank 13 (GPU 1 of node 3) first" in found["remedies"][0]["try"][0]

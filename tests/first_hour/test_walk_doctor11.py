@@ -36,7 +36,7 @@ def test_the_fix_for_a_file_without_a_model_works(meshwright: Any, tmp_path: Pat
     assert answer["engine"] == "megatron"
     assert figures(answer)["tokens/s/GPU"] > 0
     unnamed = meshwright("doctor", str(log), "--recipe", str(script), *fix, "--json").json
-    assert any("does not state the GPUs" in note for note in unnamed["notes"])
+    assert any("does not name the GPUs" in note for note in unnamed["notes"])
 
 
 def torchtitan(memory: Callable[[int], float], steps: int = 1000, extra: Callable[[int], str] = lambda step: "") -> str:

@@ -25,6 +25,7 @@ from meshwright.doctor.match_recipe import (
     degrees_that_divide,
     file_differences,
     gpus_of,
+    gpus_unknown,
     inferred_batch,
     logged_overrides,
     stated_fields,
@@ -134,7 +135,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
             notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
         notes = (goal_note, *notes) if goal_note else notes
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
-            notes = (f"the log does not state the GPUs: the estimate assumes {case.cluster}; --gpus changes it", *notes)
+            notes = (f"{gpus_unknown(run)}: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None:
         _require_same_gpus(run, case)
     return case, notes

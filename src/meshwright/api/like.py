@@ -47,7 +47,9 @@ def _measured(path: Path, on: Cluster, job: Job | None) -> tuple[list[Measuremen
     found = _measured_log(run, ran_on, on, job)
     if isinstance(found, str):
         raise InputError(found.removeprefix("no estimate: "), field="like", value=str(path))
-    return [found], "" if gpus_of(run) else f", which does not name its GPUs: {ran_on} is assumed"
+    gpu = run.header.gpu
+    unnamed = "which does not name its GPUs" if not gpu else f"whose GPU {gpu} is not in the catalogue"
+    return [found], "" if gpus_of(run) else f", {unnamed}: {ran_on} is assumed"
 
 
 def _measured_log(run: Run, ran_on: Cluster, on: Cluster, job: Job | None) -> Measurement | str:

@@ -163,8 +163,26 @@ def behind(found: Sequence[CollectiveReport], names: RankNames, world: int | Non
             (),
             f"Only {names.of(ranks, lower=True)} reports it{where}: the logs of the other ranks show which is behind",
         )
-    every = f"All {len(ranks)} ranks that report it stopped in the same collective{where}: none is behind"
-    return Behind((), every, none_is_behind=True)
+    every = f"All {len(ranks)} ranks that report it stopped in the same collective{where}"
+    quiet = tuple(rank for rank in range(world or 0) if rank not in ranks)
+    if quiet:
+        return _partly_silent(every, ranks, quiet, names)
+    return Behind((), f"{every}: none is behind", none_is_behind=True)
+
+
+def _partly_silent(every: str, reporting: Sequence[int], quiet: tuple[int, ...], names: RankNames) -> Behind:
+    """Return the suspects of a log with the lines of only some ranks: first those whose neighbours report."""
+    each = names.gpus_per_node
+    nodes = {rank // each for rank in reporting} if each else set()
+    near = tuple(rank for rank in quiet if (rank // each in nodes if each else rank < max(reporting)))
+    total = len(reporting) + len(quiet)
+    text = f"{every}; {len(quiet)} of {total} ranks report nothing, and the one behind is probably among them: "
+    others = tuple(rank for rank in quiet if rank not in near)
+    if not near:
+        return Behind((), f"{text}{names.of(quiet, lower=True)}; their logs show which")
+    where = "other ranks of its node do report" if each else "ranks before and after it do report"
+    more = f"; then {names.of(others, lower=True)}, whose logs may be in other files" if others else ""
+    return Behind(near, f"{text}{names.of(near, lower=True)} first, as {where}{more}")
 
 
 def _number(sequence: int | None) -> str:

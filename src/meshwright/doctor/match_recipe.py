@@ -26,7 +26,7 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 
-NO_GPUS = "no estimate: the log does not name the GPUs; add --gpus 8xH100"
+NO_GPUS = "the log does not name the GPUs"
 CLOSE = 0.02  # error of a batch size that is computed from tokens per second and step times
 ROUNDED = 1e-4  # relative error of a number that a log prints
 ANY_BATCH = 32  # samples up to which every number is usual
@@ -391,7 +391,26 @@ def _no_gpus(run: Run) -> str:
     gpu = run.header.gpu
     if gpu and not run.header.world:
         return f"no estimate: the log names the GPU ({gpu}) but not how many; add --gpus 8x{gpu}"
-    return NO_GPUS
+    if gpu:
+        return f"no estimate: {gpus_unknown(run)}; add --gpus {run.header.world}x{_nearest_gpu(run)}"
+    return f"no estimate: {NO_GPUS}; add --gpus 8xH100"
+
+
+def gpus_unknown(run: Run) -> str:
+    """Return why the GPUs of a log are unknown: it does not name them, or they are not in the catalogue."""
+    gpu = run.header.gpu
+    known = not gpu or clusters.is_known(gpu)
+    return NO_GPUS if known else f"the log names the GPU {gpu}, which is not in the catalogue"
+
+
+def _nearest_gpu(run: Run) -> str:
+    """Return the catalogue's GPU with a similar name, of those with at least the memory of the log's GPU if known."""
+    try:
+        return clusters.cluster(f"1x{run.header.gpu}").gpu.name
+    except InputError as error:
+        similar = [clusters.gpu(one.partition("x")[2]) for one in error.fix if clusters.is_known(one.partition("x")[2])]
+    enough = [one for one in similar if one.memory_gib >= (run.header.capacity_gib or 0.0)]
+    return next((one.name for one in (*enough, *similar)), "H100")
 
 
 def gpus_of(run: Run) -> str | None:

@@ -19,6 +19,7 @@ MAX_SHOWN = 4  # changes in a message
 FEWEST_PHASES = 3  # slow phases at equal distances that make a period
 NEAR = 3  # log lines before a slowdown whose errors may have caused it
 HARDWARE = {"network": "a network link", "gpu_fault": "a GPU"}  # faults that slow a run down before they end it
+AT_START = 5  # log lines that show the speed before a run gets slower
 SAME_DISTANCE = 0.15  # by which such distances may differ
 
 
@@ -78,6 +79,16 @@ def slowing_down(stats: RunStats) -> Iterator[Finding]:
         evidence=(Evidence("pace at the end over the start", round(times, 4), "×", 1 + share("slowdown"), "limit"),),
         remedies=(*throttling(stats), *_host_causes(), *_fragmentation(stats)),
     )
+
+
+def start_over_median(stats: RunStats) -> float:
+    """Return the speed at the start of a run over its median, if it gets slower later; else 1."""
+    slower = (*stats.findings_of(sustained_slowdown), *stats.findings_of(slowing_down))
+    paces = _paces(_rows(stats))
+    if not slower or not paces:
+        return 1.0
+    first = median_of(paces[: max(AT_START, len(paces) // 20)])
+    return (median_of(paces) or 1.0) / first if first else 1.0
 
 
 def _rows(stats: RunStats) -> tuple[Step, ...]:

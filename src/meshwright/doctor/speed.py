@@ -11,6 +11,7 @@ from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.nccl_network import SOCKET, socket_remedies
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, median_of, span
+from meshwright.doctor.slowdown import start_over_median
 from meshwright.doctor.slower_baseline import is_larger
 from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.throughput import stragglers
@@ -188,20 +189,24 @@ def _poor_scaling(stats: RunStats) -> Iterator[Finding]:
     small = stats.baseline
     if small is None or stats.tokens_per_s is None or small.tokens_per_s is None or not is_larger(stats, small):
         return
-    scaling, expected_scaling = stats.tokens_per_s / small.tokens_per_s, 1.0
+    # A run that gets slower later has another cause for that: its start shows what the network costs.
+    speed = stats.tokens_per_s * start_over_median(stats)
+    scaling, expected_scaling = speed / small.tokens_per_s, 1.0
     if stats.estimate is not None and small.estimate is not None:
         expected_scaling = float(stats.estimate.tokens_per_s_per_gpu) / float(small.estimate.tokens_per_s_per_gpu)
     if scaling >= expected_scaling * (1 - share("scaling_loss")):
         return
+    untimed = "; the log does not time collectives, which would show it" if stats.part_s("collectives") is None else ""
+    start = " at the start, before the run gets slower" if speed != stats.tokens_per_s else ""
     yield Finding(
         id="speed.slow-network",
         severity="warning",
         message=(
-            f"tokens/s/GPU is {scaling:.0%} of {small.run.path}, expected {expected_scaling:.0%}: "
-            "the network between nodes is slow"
+            f"tokens/s/GPU is {scaling:.0%} of {small.run.path}{start}, expected {expected_scaling:.0%}: usually the "
+            f"network between nodes is the cause{untimed}"
         ),
         evidence=(
-            Evidence("tokens/s/GPU", stats.tokens_per_s, "", small.tokens_per_s, "baseline"),
+            Evidence("tokens/s/GPU", speed, "", small.tokens_per_s, "baseline"),
             Evidence(
                 "scaling",
                 round(scaling, 4),

@@ -78,6 +78,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
             steps.add(int(found[1]), line.number, at_s=_seconds(text), **_figures(text, header))
         elif start := START.search(text):
             steps.start(int(start[1]))
+            merge_header(header, _header_fields(text))  # up to 0.1, the batch is in this line
         elif not has_any(text, OTHER_HINTS) and "validate step" not in text.lower():
             continue
         elif done := VALIDATION.search(text):
