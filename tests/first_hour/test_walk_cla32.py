@@ -205,3 +205,33 @@ def test_checkpoints_that_fill_the_disk_are_reported(meshwright: Any) -> None:
     for own in ("checkpoint.keep=1000000", "checkpoint.milestone_every=100"):
         found = rules_of(meshwright(*words, own))["saving.fills-disk"]
         assert meshwright(*words, *found["fix"]).json["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("job", "load", "why"),
+    [
+        ("#SBATCH --requeue", "", "the job has --requeue"),
+        ("#SBATCH --requeue", "--load /other", "the job has --requeue"),
+        ("#SBATCH --time=24:00:00", "", "a job ends after 24"),
+        ("#SBATCH --time=1-12", "", "a job ends after 36"),
+        ("#SBATCH -t 90", "", "a job ends after 1.5"),
+        ("#SBATCH --time=60-00:00:00", "", ""),
+        ("", "", ""),
+        ("#SBATCH --requeue", "--load $CHECKPOINT_PATH", ""),
+        ("#SBATCH --no-requeue", "", ""),
+    ],
+)
+def test_a_job_that_is_started_again_and_does_not_resume_is_reported(
+    meshwright: Any, job: str, load: str, why: str
+) -> None:
+    words = ("--gpus", "leo1.toml", "--json")
+    saving = "--save $CHECKPOINT_PATH --save-interval 250 --save-retain-interval 5000"
+    found = rules_of(meshwright("check", megatron(f"{saving} {load}", job), *words))
+    if not why:
+        assert "saving.not-resumed" not in found
+        return
+    one = found["saving.not-resumed"]
+    assert why in one["message"]
+    assert one["fix"] == ["--load /scratch/ckpt/qwen3_moe"]
+    fixed = megatron(f"{saving} {one['fix'][0]}", job)
+    assert "saving.not-resumed" not in rules_of(meshwright("check", fixed, *words))

@@ -17,7 +17,13 @@ from meshwright.frameworks.checkout import without_newer_names
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
-from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, launch_findings, launch_notes, unquoted
+from meshwright.frameworks.launch_checks import (
+    imported_launch,
+    keeps_arguments_in_strings,
+    launch_findings,
+    launch_notes,
+    unquoted,
+)
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.merged_fix import merged
 from meshwright.frameworks.model_differences import model_findings
@@ -27,7 +33,7 @@ from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.other_versions import with_open_version
 from meshwright.frameworks.result import CheckResult, UnresolvedValue, host_memory_notes
-from meshwright.frameworks.saving import saving_findings
+from meshwright.frameworks.saving import resume_findings, saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.frameworks.tried_fixes import tried_fixes
@@ -175,6 +181,7 @@ def _check(
         *imported.parsed.findings,
         *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
         *saving_findings(imported, recipe, estimate, buildable, cases[0] if cases else None),
+        *resume_findings(imported, recipe, estimate, imported_launch(content, imported.parsed)),
         *model_findings(imported, model),
         *imported.mapped.findings,
         *theirs,

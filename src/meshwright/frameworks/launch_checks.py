@@ -60,7 +60,7 @@ SEVERITY = {one.id: one.severity for one in RULES}
 def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
     """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
     quoted = list(_literal_quotes(content))
-    any_launch = _imported_launch(content, parsed)
+    any_launch = imported_launch(content, parsed)
     given_on = cluster if gpus is not None else None
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))
     launch = _checked_launch(content, parsed)
@@ -101,11 +101,11 @@ def _has_default(content: Content, finding: Finding) -> bool:
 
 def _checked_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | None:
     """Return the launch that the framework took its GPUs from, if its options are torchrun's or srun's."""
-    found = _imported_launch(content, parsed)
+    found = imported_launch(content, parsed)
     return found if found is not None and found.launcher in ("torchrun", "srun") else None
 
 
-def _imported_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | None:
+def imported_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | None:
     """Return the launch that the framework took its GPUs from."""
     source = parsed.gpu_request.source
     found = [one for one in content.launches if source in (one.gpus_per_node, one.nodes, one.program)]

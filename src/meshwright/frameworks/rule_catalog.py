@@ -48,6 +48,12 @@ PARSE_FINDINGS = (
         "the name of the checkpoints' folder has the date, or another text that changes at every start",
     ),
     ParseFinding(
+        "saving.not-resumed",
+        "warning",
+        "every job trains the first hours again",
+        "the job is requeued or shorter than the training, and does not load the folder that it saves to",
+    ),
+    ParseFinding(
         "saving.fills-disk",
         "warning",
         "the disk or the quota is full, and the training ends",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from meshwright.costs import Estimate
 from meshwright.display import plural
 from meshwright.frameworks.common import FOLDERS, KEEP_ALL, value_or_default
 from meshwright.frameworks.to_recipe import ImportedRecipe
-from meshwright.frameworks.types import as_int
+from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.planner.saving import (
     DISK_RULE,
     LATE_RULE,
@@ -28,11 +29,19 @@ from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
 
+if TYPE_CHECKING:
+    from meshwright.frameworks.shell import LaunchCommand
+
 RULE, FOLDER_RULE = "saving.never", "saving.new-folder"
 AT_START = re.compile(
     r"(\$\(|`)\s*(date|uuidgen|mktemp)\b.*|\$\{?(RANDOM|SRANDOM|EPOCHSECONDS|EPOCHREALTIME|BASHPID)\b.*|\$\$.*"
 )
 """What the shell expands to another text at every start."""
+RESUME_RULE = "saving.not-resumed"
+TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+MUCH_LONGER = 2.0  # times the limit of a job: a training of so many hours surely takes several
+LOADS_ONLY_IF_TOLD = ("megatron-lm", "megatron-deepspeed")
+"""Frameworks that begin at step 0 without their key of the folder to load; others find their last checkpoint."""
 LONG_STEPS = 1000  # if the time of a step is unknown
 SWITCHES: Mapping[str, tuple[str, str]] = {
     "megatron-lm": ("save", "--save checkpoints --save-interval {every} --save-retain-interval {retained}"),
@@ -61,6 +70,57 @@ def saving_findings(
         yield from _rarely(imported, recipe, estimate)
     if not recipe.benchmark:
         yield from _new_folder(imported)
+
+
+def job_hours(job: Mapping[str, SourcedValue]) -> float | None:
+    """Return the time limit of a SLURM job in hours; None if it has none, or one that is known only at run time."""
+    found = TIME_LIMIT.fullmatch(str(job["time"].value)) if "time" in job and not job["time"].unresolved else None
+    if found is None:
+        return None
+    days, parts = found["days"], [int(one) for one in found["parts"].split(":")]
+    if days is None and len(parts) < 3:  # minutes, or minutes and seconds
+        parts = [0, *parts]
+    hours = sum(part / 60**power for power, part in enumerate(parts))
+    return 24 * int(days or 0) + hours or None
+
+
+def resume_findings(
+    imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None, launch: LaunchCommand | None
+) -> Iterator[Finding]:
+    """Yield the finding for a job that is started again, by requeue or after its time limit, and does not resume."""
+    framework, settings = imported.framework, imported.parsed.settings
+    save_key, load_key, weights_only = FOLDERS.get(framework.key_map, ("", "", ""))
+    save, load = settings.get(save_key), settings.get(load_key)
+    if launch is None or not load_key or save is None or recipe.benchmark or weights_only in settings:
+        return
+    if load is not None and (load.unresolved or save.unresolved or load.value == save.value):
+        return
+    if load is None and (framework.name not in LOADS_ONLY_IF_TOLD):
+        return
+    again = _started_again(recipe, estimate, launch)
+    if not again:
+        return
+    shown, folder = framework.display_key(save_key), str(save.value)
+    fix = (framework.format_setting(load_key, folder),)
+    if load is None:
+        state = f"{shown} is set, but {framework.display_key(load_key)} is not: every start begins at step 0"
+    else:
+        loads = f"{framework.display_key(load_key)} {load.value}"
+        state = f"{loads} is not the folder of {shown}: every start begins from there (copy its checkpoint to {folder})"
+    yield Finding(RESUME_RULE, "warning", load_key, f"{state}; {again}", fix, file=save.file, line=(load or save).line)
+
+
+def _started_again(recipe: Recipe, estimate: Estimate | None, launch: LaunchCommand) -> str:
+    """Return why a job is started more than once; empty if nothing says so."""
+    if "requeue" in launch.job:
+        return "the job has --requeue"
+    limit = job_hours(launch.job)
+    if limit is None or estimate is None or recipe.train.epochs:
+        return ""
+    hours = recipe.train.steps * float(estimate.step_s) / 3600
+    if hours < MUCH_LONGER * limit:
+        return ""
+    return f"the training takes about {hours:,.0f} hours, a job ends after {limit:g}"
 
 
 def _new_folder(imported: ImportedRecipe) -> Iterator[Finding]:
@@ -156,28 +216,19 @@ def _interval_fix(imported: ImportedRecipe, recipe: Recipe, every: int, wanted: 
 
 
 def _fills_disk(imported: ImportedRecipe, case: Case | None) -> Iterator[Finding]:
-    """Yield the finding for kept checkpoints that are more than most may store."""
-    if case is None or case.recipe.data.dataset == "mock" or not case.recipe.checkpoint.save_every:
+    """Yield the finding for kept checkpoints, at an interval set by the file, that are more than most may store."""
+    setting = imported.parsed.settings.get(imported.mapped.source_keys.get("checkpoint.save_every", ""))
+    if case is None or setting is None or case.recipe.data.dataset == "mock" or not case.recipe.checkpoint.save_every:
         return
     message = disk_message(case) if _saves(imported) else ""
     if not message:
         return
-    recipe, parsed = case.recipe, imported.parsed
     retain, keep = (_key_of(imported, field) for field in ("checkpoint.milestone_every", "checkpoint.keep"))
-    key = retain or keep
+    key, recipe = retain or keep, case.recipe
     value = milestones_of(recipe.train.steps, recipe.checkpoint.save_every) if retain else LATEST_KEPT
-    setting = parsed.settings.get(key) or parsed.settings.get(
-        imported.mapped.source_keys.get("checkpoint.save_every", "")
-    )
-    yield Finding(
-        DISK_RULE,
-        "warning",
-        key,
-        message,
-        (imported.framework.format_setting(key, value),) if key else (),
-        file=setting.file if setting else parsed.files[0] if parsed.files else "",
-        line=setting.line if setting else 0,
-    )
+    fix = (imported.framework.format_setting(key, value),) if key else ()
+    setting = imported.parsed.settings.get(key) or setting
+    yield Finding(DISK_RULE, "warning", key, message, fix, file=setting.file, line=setting.line)
 
 
 def _saves(imported: ImportedRecipe) -> bool:
