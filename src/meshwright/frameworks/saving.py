@@ -40,7 +40,7 @@ AT_START = re.compile(
 RESUME_RULE = "saving.not-resumed"
 TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 MUCH_LONGER = 2.0  # times the limit of a job: a training of so many hours surely takes several
-LOADS_ONLY_IF_TOLD = ("megatron-lm", "megatron-deepspeed")
+LOAD_IS_NEEDED = ("megatron-lm", "megatron-deepspeed")
 """Frameworks that begin at step 0 without their key of the folder to load; others find their last checkpoint."""
 LONG_STEPS = 1000  # if the time of a step is unknown
 SWITCHES: Mapping[str, tuple[str, str]] = {
@@ -95,7 +95,7 @@ def resume_findings(
         return
     if load is not None and (load.unresolved or save.unresolved or load.value == save.value):
         return
-    if load is None and (framework.name not in LOADS_ONLY_IF_TOLD):
+    if load is None and (framework.name not in LOAD_IS_NEEDED):
         return
     again = _started_again(recipe, estimate, launch)
     if not again:
