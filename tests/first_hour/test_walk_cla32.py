@@ -235,3 +235,19 @@ def test_a_job_that_is_started_again_and_does_not_resume_is_reported(
     assert one["fix"] == ["--load /scratch/ckpt/qwen3_moe"]
     fixed = megatron(f"{saving} {one['fix'][0]}", job)
     assert "saving.not-resumed" not in rules_of(meshwright("check", fixed, *words))
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "llama3-8b", "deepseek-v3"])
+def test_all_fixes_of_an_answer_can_be_followed_together(meshwright: Any, model: str) -> None:
+    words = ("recommend", model, "--gpus", "leo1.toml", "--goal", "pretrain", "--tokens", "1T", "--seq", "4k", "--json")
+    first = meshwright(*words).json["findings"]
+    fixes = dict.fromkeys(word for one in first for word in one.get("fix", ()))
+    assert len({word.partition("=")[0] for word in fixes}) == len(fixes)
+    after = rules_of(meshwright(*words, *fixes))
+    assert not after.keys() & {one["rule"] for one in first if one.get("fix")}
+
+
+def test_advice_does_not_undo_what_was_typed(meshwright: Any) -> None:
+    words = ("recommend", "qwen3-30b-a3b", "--gpus", "leo1.toml", "--goal", "pretrain", "precision.reduce=bf16")
+    found = meshwright(*words, "--json").json["findings"]
+    assert not any("precision.reduce=fp32" in one.get("fix", ()) for one in found)

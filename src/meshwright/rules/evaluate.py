@@ -110,15 +110,42 @@ def check(
         return [_finding_of(r, case, ()) for r in reported]
     kept = frozenset(typed)
     together = _fixes_together(case, [r for r in found if r.severity == "error"], search, kept)
-    findings = [_finding(r, case, broken, together, kept) for r in reported]
+    changes = [together.get(r.id) if r.severity == "error" else one_fix(r, case, broken, kept) for r in reported]
+    followed = _that_agree(case, list(zip(reported, changes, strict=True)), kept)
+    findings = [_finding_of(r, case, _overrides(change), undone(change or (), kept)) for r, change in followed]
     return [f for f in findings if f.severity != "advice" or f.fix]  # advice needs a fix that works
 
 
-def _finding(
-    rule: Rule, case: Case, broken: frozenset[str], together: Mapping[str, Change], typed: frozenset[str]
-) -> Finding:
-    change = together.get(rule.id) if rule.severity == "error" else one_fix(rule, case, broken, typed)
-    return _finding_of(rule, case, _overrides(change), undone(change or (), typed))
+_Fixed = tuple[Rule, Change | None]
+
+
+def _that_agree(case: Case, fixed: Sequence[_Fixed], typed: frozenset[str]) -> list[_Fixed]:
+    """Return the rules with fixes that can all be followed: of two that undo each other, one resolves both findings.
+
+    If neither does without a change of the user's settings, the advice loses its fix. The changes of errors are made together anyway.
+    """
+    agreed: list[_Fixed] = []
+    for rule, change in fixed:
+        rivals = [
+            place for place, (other, theirs) in enumerate(agreed) if _undo_another(case, other, theirs, rule, change)
+        ]
+        if rivals and change:
+            alone = case.replace(**change)
+            resolves = not typed & change.keys() and not any(bool(agreed[one][0].broken(alone)) for one in rivals)
+            for place in rivals if resolves else ():
+                agreed[place] = agreed[place][0], change
+            if not resolves and rule.severity == "advice":
+                change = None
+        agreed.append((rule, change))
+    return agreed
+
+
+def _undo_another(case: Case, first: Rule, before: Change | None, second: Rule, after: Change | None) -> bool:
+    """Return whether a finding comes back if the fixes of two are both made."""
+    if not before or not after or before == after or "error" in (first.severity, second.severity):
+        return False
+    both = case.replace(**{**before, **after})
+    return bool(first.broken(both)) or bool(second.broken(both))
 
 
 def _finding_of(rule: Rule, case: Case, fix: tuple[str, ...], undoes: tuple[str, ...] = ()) -> Finding:
