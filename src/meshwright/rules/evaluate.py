@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count, islice, product
 from string import Formatter
@@ -122,7 +122,7 @@ _Fixed = tuple[Rule, Change | None]
 def _that_agree(case: Case, fixed: Sequence[_Fixed], typed: frozenset[str]) -> list[_Fixed]:
     """Return the rules with fixes that can all be followed: of two that undo each other, one resolves both findings.
 
-    If neither does without a change of the user's settings, the advice loses its fix. The changes of errors are made together anyway.
+    If neither does without a change of the user's settings, the advice loses its fix. Errors have one change together.
     """
     agreed: list[_Fixed] = []
     for rule, change in fixed:
