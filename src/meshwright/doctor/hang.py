@@ -180,7 +180,8 @@ def _partly_silent(every: str, reporting: Sequence[int], quiet: tuple[int, ...],
     others = tuple(rank for rank in quiet if rank not in near)
     if not near:
         return Behind((), f"{text}{names.of(quiet, lower=True)}; their logs show which")
-    where = "other ranks of its node do report" if each else "ranks before and after it do report"
+    it, its = _verb(near, "it", "them"), _verb(near, "its node", "their nodes")
+    where = f"other ranks of {its} do report" if each else f"ranks before and after {it} do report"
     more = f"; then {names.of(others, lower=True)}, whose logs may be in other files" if others else ""
     return Behind(near, f"{text}{names.of(near, lower=True)} first, as {where}{more}")
 
