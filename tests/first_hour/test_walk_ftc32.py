@@ -258,3 +258,26 @@ def test_a_job_of_another_framework_elsewhere_has_the_full_paths_of_the_recipe_f
     done = meshwright("launch", "g.toml", "--to", "automodel", "--gpus", "8xH100", "--scheduler", "kubernetes",
         "--image", "x", "--framework-dir", "/opt/am", "--mount", "claim:/data", "schedule.warmup_steps=2")  # fmt: skip
     assert str(Path("data/chat.jsonl").resolve()) in done.out, done.err
+
+
+OUT_OF_MEMORY = """{'loss': 1.9321, 'grad_norm': 1.21, 'learning_rate': 4.1e-06, 'epoch': 0.01}
+[rank2]:   File "/home/ml/LLaMA-Factory/src/llamafactory/launcher.py", line 23, in <module>
+[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 2 has a total capacity of 22.05 GiB
+"""
+
+
+def test_the_log_of_a_front_end_is_a_fine_tuning(meshwright: Any) -> None:
+    Path("oom.log").write_text(OUT_OF_MEMORY)
+    shown = meshwright("doctor", "oom.log", "--model", "gemma3-27b", "--gpus", "4xL4")
+    assert "error memory.out-of-memory" in shown.out, shown.err
+    assert "--goal sft is assumed" in shown.out
+    assert "goal=pretrain" not in shown.err
+
+
+def test_the_fix_of_a_config_that_the_doctor_does_not_read_has_the_typed_gpus(meshwright: Any) -> None:
+    Path("oom.log").write_text(OUT_OF_MEMORY)
+    Path("lf.yaml").write_text("model_name_or_path: google/gemma-3-27b-it\nstage: sft\nfinetuning_type: lora\n"
+        "dataset: dialogs\ntemplate: gemma3\ncutoff_len: 4096\n")  # fmt: skip
+    refused = meshwright("doctor", "oom.log", "--recipe", "lf.yaml", "--gpus", "4xL4").err
+    assert "--gpus 4xL4" in refused
+    assert "1xH100" not in refused

@@ -19,7 +19,6 @@ from meshwright.api.verb_function import verb
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import (
-    adapter_goal,
     assumptions,
     closest_recipe,
     degrees_that_divide,
@@ -27,6 +26,7 @@ from meshwright.doctor.match_recipe import (
     gpus_of,
     gpus_unknown,
     inferred_batch,
+    logged_goal,
     logged_overrides,
     stated_fields,
     trainer_layout,
@@ -64,7 +64,7 @@ def diagnose(request: requests.Doctor) -> Checkup:
 
 def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str, ...]]:
     """Return the run of a log, what ran as far as the log, the file and the user say, and notes on what is assumed."""
-    run = _with_file(doctor.read(request.run), request.recipe)
+    run = _with_file(doctor.read(request.run), request.recipe, request.gpus)
     case, notes = _case(run, request)
     if case is not None:
         run, length_note = with_implied_length(run, case, tuple(request.overrides))
@@ -90,9 +90,9 @@ def stated_by(run: Run, request: requests.Doctor) -> frozenset[str] | None:
     return frozenset(recipe_fields()) - {GLOBAL_BATCH} | stated
 
 
-def _with_file(run: Run, target: str | None) -> Run:
+def _with_file(run: Run, target: str | None, gpus: str | int | None) -> Run:
     """Return the run with the fields that the user's file sets, and its settings, whose keys the fixes use."""
-    content, theirs = (None, None) if target is None or index.is_known(target) else file_of(target, None)
+    content, theirs = (None, None) if target is None or index.is_known(target) else file_of(target, None, gpus)
     if content is None or target is None:
         return run
     header = msgspec.structs.replace(run.header, file=target, file_fields=_fields_of(content, theirs))
@@ -124,7 +124,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         if case is None and overrides:
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
-        goal, goal_note = adapter_goal(run, request.recipe or request.model or "")
+        goal, goal_note = logged_goal(run, request.recipe or request.model or "")
         if request.goal is None and goal is not None:
             request = msgspec.structs.replace(request, goal=goal)
         else:

@@ -227,14 +227,19 @@ def degrees_that_divide(case: Case, stated: tuple[str, ...]) -> tuple[str, ...]:
 ADAPTERS = 0.5  # of a model's parameters: fewer trainable ones are those of adapters
 
 
-def adapter_goal(run: Run, target: str) -> tuple[Goal | None, str]:
-    """Return peft and a note if a log states far fewer trainable parameters than the model that the user names has.
+def logged_goal(run: Run, target: str) -> tuple[Goal | None, str]:
+    """Return the goal that a log implies for the model that the user names, and a note; None if it implies none.
 
-    With FSDP1 the Trainer counts those of one rank's shards.
+    A log with far fewer trainable parameters than the model has is of adapters: with FSDP1 the Trainer counts those of
+    one rank's shards. The front ends of the Trainer fine-tune.
     """
     trained, ranks = run.header.trainable_parameters, run.header.data_ranks or run.header.world or 1
-    if trained is None or run.header.file or index.is_known(target):
+    if run.header.file or index.is_known(target):
         return None, ""
+    if trained is None:
+        name = run.header.front_end
+        note = f"the log is of {name}, which fine-tunes: --goal sft is assumed; --goal peft or qlora for adapters"
+        return ("sft", note) if name else (None, "")
     with suppress(InputError):  # what the name means is reported by the estimate
         total = models.find(target).params.total
         if trained * ranks < ADAPTERS * total:
