@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.engine.checkpoint.contract import STATE
+
 RECORD = "{{'loss': {loss:.4f}, 'grad_norm': 0.5, 'learning_rate': {rate:g}, 'epoch': {epoch:.2f}}}\n"
 
 
@@ -281,3 +283,13 @@ def test_the_fix_of_a_config_that_the_doctor_does_not_read_has_the_typed_gpus(me
     refused = meshwright("doctor", "oom.log", "--recipe", "lf.yaml", "--gpus", "4xL4").err
     assert "--gpus 4xL4" in refused
     assert "1xH100" not in refused
+
+
+def test_a_refused_resume_of_a_tiny_run_names_every_field_that_differs(meshwright: Any) -> None:
+    words = ("train", "qwen3-0.6b", "--goal", "pretrain", "--tiny", "--out", "o", "train.steps=6")
+    step = Path("o/checkpoints/step-00000004")
+    step.mkdir(parents=True)
+    contract = {"goal": "pretrain", "train.steps": 4, "train.global_batch_size": 16}
+    (step / STATE).write_text(json.dumps({"contract": contract}))
+    refused = meshwright(*words, "--nproc", "1").err
+    assert "train.global_batch_size was 16 and is 8; train.steps was 4 and is 6" in refused
