@@ -38,6 +38,7 @@ from meshwright.planner import (
     space,
     storage,
 )
+from meshwright.planner.batch_rate import LAWS, scaled_lr
 from meshwright.planner.budget import MANY_STEPS, Epochs, batch_notes, steps_notes
 from meshwright.planner.sizing import _node_of
 from meshwright.recipes import index
@@ -76,7 +77,7 @@ def numbers() -> Iterator[tuple[str, Any]]:
         "scaled",
         [
             [scaling.scaled_batch(batch, 3, 7), scaling.batch_for_tokens(batch, 4096, 1536)]
-            + [scaling.scaled_lr(3e-4, batch, 100, law) for law in scaling.LAWS]
+            + [scaled_lr(3e-4, batch, 100, law) for law in LAWS]
             for batch in batches
         ],
     )

@@ -19,7 +19,9 @@ from meshwright.notes import no_notes
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question
 from meshwright.planner.baseline import Baseline
+from meshwright.planner.budget import MANY_STEPS
 from meshwright.planner.recommend import STEPS, StepsOfPlan, planned
+from meshwright.planner.scaling import SCALED
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe, recipe_fields
@@ -43,9 +45,17 @@ def plan_of_length(question: Question, recipe: Recipe | None, request: requests.
     steps = _steps_of_tokens(tokens, per_step, baseline.requested)
     typed = overrides if steps is None else (*overrides, f"{STEPS}={steps}")
     plan = planner.recommend(question, typed, recipe, steps_of)
-    plan = _with_steps_of_batches(plan, lambda more: _counted_steps(plan, tokens, more))
+    plan = _with_steps_of_batches(_with_one_batch(plan, tokens), lambda more: _counted_steps(plan, tokens, more))
     why = f"requested: {request.tokens} tokens of {per_step:,} per step; a new experiment"
     return _explained(plan, STEPS, why)
+
+
+def _with_one_batch(plan: Plan, tokens: float) -> Plan:
+    """Return the plan without the suggestion of a batch for its GPUs, where the budget names one for the tokens."""
+    if ceil(tokens / _tokens_per_step(plan.case)) <= MANY_STEPS:
+        return plan
+    kept = tuple(one for one in plan.suggestions if one.title != SCALED)
+    return msgspec.structs.replace(plan, suggestions=kept)
 
 
 def steps_counter(question: Question, recipe: Recipe | None, request: requests.Recommend) -> StepsOfPlan | None:

@@ -1,6 +1,7 @@
 """Plan a training: find a recipe, size it to the cluster, search layouts and explain the result."""
 
 from meshwright.planner.baseline import baseline_for, case_of, moved_to, with_engine_strategy, with_listed_stages
+from meshwright.planner.batch_rate import scaled_lr
 from meshwright.planner.budget import Budget, Price, budget, step_tokens
 from meshwright.planner.explain import reasons
 from meshwright.planner.faster_step import TITLE as FASTER_STEP
@@ -27,7 +28,7 @@ from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
 from meshwright.planner.reliability import Reliability
 from meshwright.planner.repair import contradiction, error_messages, find_repair, much_faster_step
-from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch, scaled_lr
+from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch
 from meshwright.planner.search import Candidate, as_overrides
 from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
 from meshwright.planner.storage import Storage

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import costs
 from meshwright.display import plural, short_number
+from meshwright.planner.batch_rate import lr_of_batch
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.goodput import Goodput, goodput
 from meshwright.planner.storage import storage_of
@@ -261,8 +262,11 @@ def _small_batch_note(case: Case, tokens: float, steps: int) -> str:
     wanted = min(2 ** ceil(log2(tokens / USUAL_STEPS)), MAX_STEP_TOKENS)
     batch = divided_batch(max(wanted // int(case.seq_length), 1), case.cluster.world)
     larger = batch * int(case.seq_length)
+    now, lr = float(case.lr), lr_of_batch(case, batch)
+    rate = f"lr {now:g} stays" if lr == now else f"lr {now:g} with sqrt scaling"
+    words = f"train.global_batch_size={batch}" + ("" if lr == now else f" optimizer.lr={lr:g}")
     return (
         f"the recipe's batch of {per_step:,} tokens is small for {short_number(tokens)} tokens: "
         f"{plural(steps, 'step')}; published runs take 0.1 to 1.2 million. Speed per GPU and cost change with it: try "
-        f"train.global_batch_size={batch} ({larger:,} tokens, {plural(ceil(tokens / larger), 'step')})"
+        f"{words} ({larger:,} tokens, {plural(ceil(tokens / larger), 'step')}; {rate})"
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from math import ceil, lcm, sqrt
-from typing import Any, Literal, NamedTuple
+from math import ceil, lcm
+from typing import Any, NamedTuple
 
 import msgspec
 
 from meshwright import costs, rules
 from meshwright.notes import no_notes
+from meshwright.planner.batch_rate import LAWS, high_lr_rules, is_too_high, scaled_lr
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.plan import Suggestion
 from meshwright.planner.search import as_overrides, best, changed_values, score
@@ -19,8 +20,7 @@ from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Recipe
 from meshwright.rules import SEVERITIES
 
-LrLaw = Literal["sqrt", "linear"]
-LAWS: tuple[LrLaw, ...] = ("sqrt", "linear")
+SCALED = "scale the batch"
 MAX_TOKENS = 16 * 2**20  # per step; about the largest published
 MAX_BATCH_GROWTH = 16  # of the batch; learning-rate scaling is untested beyond
 MIN_BATCH_GROWTH = 1.25  # below this, a larger batch is not worth a new experiment
@@ -29,12 +29,6 @@ MIN_TOKENS_PER_GPU = 4096  # per GPU and step
 MIN_FP8_GAIN = 0.03  # of the step time
 MIN_SLOWDOWN = 1.1  # of the time per sample in a batch that divides into few layouts
 MIN_BATCH_GAIN = 0.03  # of the time per sample: less is not worth a new experiment
-
-
-def scaled_lr(lr: float, old_batch: int, new_batch: int, law: LrLaw = "sqrt") -> float:
-    """Return the learning rate for another batch size: scaled by the square root (Adam) or linearly (SGD)."""
-    ratio = new_batch / old_batch
-    return float(f"{lr * (sqrt(ratio) if law == 'sqrt' else ratio):.3g}")
 
 
 def scaled_batch(old_batch: int, old_gpus: int, new_gpus: int) -> int:
@@ -166,24 +160,18 @@ def _batch_suggestions(
     lr, linear = (scaled_lr(known, at, batch, law) for law in LAWS)
     why += f": global batch {batch} takes an estimated {gain:.0%} less time per token, with "
     words = (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}")
-    if _high_lr(_with(Suggestion("", words, ""), case)):  # scaled, it is too high for the goal or the size
+    if is_too_high(_with(Suggestion("", words, ""), case), lr):  # for the goal or the size
         kept = case.recipe.optimizer.lr if advised is None or own else advised
         why += f"lr {kept:g}: {lr:g}, {whose} {known:g} at batch {at} with sqrt scaling, is too high"
         more = () if kept == case.recipe.optimizer.lr else (f"optimizer.lr={kept:g}",)
-        return [Suggestion("scale the batch", (*words[:1], *more), why)]
+        return [Suggestion(SCALED, (*words[:1], *more), why)]
     why += f"lr {lr:g}: {whose} {known:g} at batch {at} with sqrt scaling ({linear:g} with linear scaling)"
-    return [Suggestion("scale the batch", words, why)]
-
-
-def _high_lr(case: Case) -> list[rules.Rule]:
-    """Return the rules on the learning rate itself that the case breaks."""
-    on_lr = [one for one in rules.applicable(case, SEVERITIES) if one.field == "lr"]
-    return [one for one in on_lr if bool(one.broken(case))]
+    return [Suggestion(SCALED, words, why)]
 
 
 def _advised_lr(case: Case) -> float | None:
     """Return the learning rate that the findings of the case advise; None if its own is usual."""
-    values = [fix["lr"] for one in _high_lr(case) for fix in one.fixes if "lr" in fix]
+    values = [fix["lr"] for one in high_lr_rules(case) for fix in one.fixes if "lr" in fix]
     return next((float((one(case) if callable(one) else one)[0]) for one in values), None)
 
 

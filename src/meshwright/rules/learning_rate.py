@@ -207,8 +207,17 @@ def _pretrains_with_adam(c: Case) -> Column:
     values={"size": lambda c: c.params_active / 1e9},
 )
 def pretraining_lr_far_too_high(c: Case) -> Column:
-    large = c.params_active > 1.5e9
+    large = c.params_active > LARGE
     return _pretrains_with_adam(c) & large & (c.lr > 2e-3) & (c.lr <= FAR_TOO_HIGH)
+
+
+LARGE = 1.5e9  # active parameters from which the rates of published pretrainings are in a narrow range
+USUAL_MOST = 1e-3  # of those pretrainings
+
+
+def is_above_usual(c: Case) -> Column:
+    """Return whether a rate is above those of published pretrainings of large models; no rule reports it yet."""
+    return _pretrains_with_adam(c) & (c.params_active > LARGE) & (c.lr > USUAL_MOST)
 
 
 def usual_rate(c: Case) -> float:
