@@ -190,10 +190,12 @@ def test_a_script_without_a_command_of_the_framework_is_never_ok(framework: str)
 
 def test_early_stopping_without_validations_gets_a_fix_that_keeps_it() -> None:
     words = ("recommend", "Qwen2.5-7B", "--gpus", "1xL4", "--goal", "qlora", "data.validation_part=0.05")
-    found = call(*words, "train.early_stop_patience=3", "train.epochs=3")
+    stopping = ("train.early_stop_patience=3", "train.epochs=3")
+    assert not [one for one in call(*words, *stopping).findings if one["rule"] == "unused.early-stop-patience"]
+    found = call(*words, *stopping, "train.eval_every=0")
     [one] = [one for one in found.findings if one["rule"] == "unused.early-stop-patience"]
     assert one["fix"][0] == "train.eval_every=50"
-    again = call(*words, "train.early_stop_patience=3", "train.epochs=3", one["fix"][0])
+    again = call(*words, *stopping, one["fix"][0])
     assert not [one for one in again.findings if one["rule"] == "unused.early-stop-patience"]
 
 

@@ -110,10 +110,9 @@ def _train(
         if run.out is not None and run.checkpoints:
             from meshwright.engine.checkpoint.contract import check_before_start
 
-            kept = {key for key in pinned or {} if not key.startswith("architecture.")}
-            # the ranks decide the batch of a tiny run
-            kept |= {"train.global_batch_size"}
-            check_before_start(recipe, Path(run.out).expanduser(), kept, run.accept_changes)
+            compared = {key for key in pinned or {} if not key.startswith("architecture.")}
+            compared.add("train.global_batch_size")  # the ranks decide the batch of a tiny run
+            check_before_start(recipe, Path(run.out).expanduser(), compared, run.accept_changes)
         recipe, config = with_data_vocab(recipe, config, published) if weights is None else (recipe, config)
     recipe = with_isolated_documents(recipe, config, pinned or {})
     if run.find_micro_batch:
