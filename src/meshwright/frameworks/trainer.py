@@ -29,6 +29,7 @@ from meshwright.frameworks.trainer_fields import (
     TRAINER_DEFAULTS,
     TRL_DEFAULTS,
     TRL_LOSSES,
+    UNUSED_ADAPTERS,
     WEIGHT_DTYPES,
     default_length,
     is_trainer,
@@ -245,6 +246,17 @@ def start_findings(args: Arguments, model: ModelSpec | None, script: str = "") -
         return
     style: Style = "python" if all(one.file.endswith(".py") for one in args.values()) else "command"
     yield from broken_checks(TABLES["trl" if by_trl else "trainer"], args, style, model)
+    if (unused := args.get(UNUSED_ADAPTERS)) is not None:
+        yield Finding(
+            "key.unused",
+            "warning",
+            "peft_config",
+            "this LoraConfig is passed neither to the trainer (peft_config=) nor to get_peft_model: there are no "
+            "adapters, and all weights are trained",
+            (str(unused.value),),
+            file=unused.file,
+            line=unused.line,
+        )
 
 
 def is_on(args: Arguments, *names: str) -> bool:

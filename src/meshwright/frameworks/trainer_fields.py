@@ -47,8 +47,10 @@ COMBINED = (
 LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
 PLAIN_TEXT = "plain_text"  # an exported program that pretrains, also from existing weights
 SAMPLE_LENGTHS = "sample_lengths"  # different lengths that a program tokenizes with
+UNUSED_ADAPTERS = "unused_peft_config"  # the change that would use a LoraConfig that a program passes to nothing
 OWN = (
     LANGUAGE_MODELING,
+    UNUSED_ADAPTERS,
     SAMPLE_LENGTHS,
     "deepspeed",
     "deepspeed_config",

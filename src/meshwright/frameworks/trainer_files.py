@@ -12,7 +12,13 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN, file_of
-from meshwright.frameworks.trainer_fields import LANGUAGE_MODELING, PLAIN_TEXT, SAMPLE_LENGTHS, WEIGHT_DTYPES
+from meshwright.frameworks.trainer_fields import (
+    LANGUAGE_MODELING,
+    PLAIN_TEXT,
+    SAMPLE_LENGTHS,
+    UNUSED_ADAPTERS,
+    WEIGHT_DTYPES,
+)
 from meshwright.frameworks.types import SourcedValue
 
 TRAINER = "Trainer"
@@ -67,6 +73,7 @@ KEYWORDS = {
 }
 KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, *OF_CLASS, *MODEL_OF)
 KNOWN_CALLS += (LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP)
+INSPECTS = ("locals", "globals", "vars", "exec", "eval")  # calls that may use a name without writing it
 SUFFIX = "_args.py"
 _LENGTH = re.compile(rf"^{SAMPLE_LENGTH} = (\d+)", re.MULTILINE)
 
@@ -117,7 +124,11 @@ def _own_arguments(content: Content) -> dict[str, SourcedValue]:
         if value is not None:
             found[name] = SourcedValue(value, node.lineno, content.path, unresolved)
 
+    unused = {} if WRITTEN in content.text else _unused_adapters(tree)
     for call, name in _calls(tree):
+        if call in unused:
+            found[UNUSED_ADAPTERS] = SourcedValue(unused[call], call.lineno, content.path)
+            continue
         flag = FLAGS.get(name)
         if flag:
             found[flag] = SourcedValue(True, call.lineno, content.path)
@@ -160,6 +171,30 @@ def _counts_every_token(tree: ast.Module, content: Content) -> bool:
     """Return whether a user's program has transformers' Trainer, and masks no label (-100): every token is a target."""
     own = any(isinstance(node, ast.Call) and getattr(node.func, "id", "") == TRAINER for node in ast.walk(tree))
     return own and WRITTEN not in content.text and "-100" not in content.text and not uses_trl(content)
+
+
+def _unused_adapters(tree: ast.Module) -> dict[ast.Call, str]:
+    """Return the LoraConfigs that a program with a trainer passes to nothing, with the change that uses each.
+
+    Printing one, or reading or setting an attribute of it, is no use.
+    """
+    nodes = list(ast.walk(tree))
+    calls = [(node, ast.unparse(node.func)) for node in nodes if isinstance(node, ast.Call)]
+    if not any(name.endswith(TRAINER) for _, name in calls) or any(name in INSPECTS for _, name in calls):
+        return {}
+    shown = {id(one) for call, name in calls if name == "print" for one in ast.walk(call)}
+    shown |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    loads = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    used = {node.id for node in loads if id(node) not in shown}
+    by_trl = any(name.rpartition(".")[2] in MODEL_OF for _, name in calls)
+    found: dict[ast.Call, str] = {}
+    for node in nodes:
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.value, ast.Call):
+            continue
+        target, made = node.targets[0], ast.unparse(node.value.func).rpartition(".")[2]
+        if made == ADAPTERS and isinstance(target, ast.Name) and target.id not in used:
+            found[node.value] = f"peft_config={target.id}" if by_trl else f"model = {ADAPTED}(model, {target.id})"
+    return found
 
 
 def started_program(content: Content, program: SourcedValue) -> Content | None:

@@ -1,0 +1,88 @@
+"""A newcomer's TRL programs: adapters that are passed to nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.cli.run import run as run_command
+
+PROGRAM = """
+import torch
+from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct", DTYPE)
+ds = load_dataset("json", data_files="tickets.jsonl", split="train")
+adapters = LoraConfig(r=16, lora_alpha=32, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
+args = SFTConfig(output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=8, num_train_epochs=3,
+    learning_rate=RATE, max_length=4096, bf16=True, gradient_checkpointing=True, save_steps=200, MORE)
+MAKE
+trainer.train()
+"""
+TRAINED = "trainer = SFTTrainer(model=model, args=args, train_dataset=ds, peft_config=adapters)"
+
+
+def checked(folder: Path, **parts: str) -> dict[str, Any]:
+    """Return the answer of check for the program with some of its parts."""
+    given = {"DTYPE": "dtype=torch.bfloat16", "RATE": "1e-4", "MORE": "logging_steps=10", "MAKE": TRAINED, **parts}
+    text = PROGRAM
+    for key, value in given.items():
+        text = text.replace(key, value)
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    answer: dict[str, Any] = json.loads(printed("check", "train.py", "--gpus", "1xA100-80", "--json"))
+    return answer
+
+
+def printed(*words: str) -> str:
+    """Return what a command prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        run_command(list(words))
+    return out.getvalue()
+
+
+def findings(answer: dict[str, Any], rule: str) -> list[dict[str, Any]]:
+    return [one for one in answer["findings"] if one["rule"] == rule]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+UNUSED = {
+    "trainer = SFTTrainer(model=model, args=args, train_dataset=ds)": "peft_config=adapters",
+    "print(adapters)\nadapters.inference_mode = False\ntrainer = SFTTrainer(model, args)": "peft_config=adapters",
+    "trainer = Trainer(model=model, args=args, train_dataset=ds)": "model = get_peft_model(model, adapters)",
+}
+USED = (
+    TRAINED,
+    "model = get_peft_model(model, adapters)\ntrainer = Trainer(model=model, args=args, train_dataset=ds)",
+    "model.add_adapter(adapters)\ntrainer = SFTTrainer(model=model, args=args, train_dataset=ds)",
+    "options = {'peft_config': adapters}\ntrainer = SFTTrainer(model=model, args=args, train_dataset=ds, **options)",
+)
+
+
+@pytest.mark.parametrize("make", UNUSED)
+def test_adapters_that_are_passed_to_nothing_are_a_warning(here: Path, make: str) -> None:
+    answer = checked(here, MAKE=make)
+    (found,) = findings(answer, "key.unused")
+    assert (found["severity"], found["fix"], found["line"]) == ("warning", [UNUSED[make]], 10)
+    assert answer["estimate"]["memory_gib"]["optimizer"] > 25  # all weights are trained
+
+
+@pytest.mark.parametrize("make", USED)
+def test_adapters_that_are_passed_on_are_counted(here: Path, make: str) -> None:
+    answer = checked(here, MAKE=make)
+    assert not findings(answer, "key.unused")
+    assert answer["estimate"]["memory_gib"]["optimizer"] < 1
