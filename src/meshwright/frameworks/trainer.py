@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from meshwright import file_access, similar
-from meshwright.errors import InputError, MeshwrightError
+from meshwright import similar
+from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.hf_arguments import as_parsed
 from meshwright.frameworks.key_table import read_table
@@ -38,6 +38,7 @@ from meshwright.frameworks.trainer_fields import (
 )
 from meshwright.frameworks.trainer_files import file_arguments, parses_arguments, written_arguments
 from meshwright.frameworks.trl_data import is_trl_script
+from meshwright.frameworks.trl_rows import has_completions
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal
@@ -340,20 +341,7 @@ def _tokens_in_trl_loss(args: Arguments, values: Mapping[str, Any]) -> str:
         return "answers"
     if "completion_only_loss" in args and args["completion_only_loss"].value in (True, False):
         return "answers" if args["completion_only_loss"].value else "all"
-    return "answers" if _has_completions(values) else "all"
-
-
-def _has_completions(values: Mapping[str, Any]) -> bool:
-    """Return whether a local dataset has the columns prompt and completion."""
-    name = str(values.get("data.dataset", ""))
-    if not name or file_access.closed() or not Path(name).expanduser().exists():
-        return False
-    from meshwright.engine.data.files import find_rows
-
-    try:
-        return {"prompt", "completion"} <= set(find_rows(Path(name).expanduser(), "train", name).first())
-    except MeshwrightError:  # check of the data reports what is wrong with it
-        return False
+    return "answers" if has_completions(str(values.get("data.dataset", ""))) else "all"
 
 
 def _trl_notes(defaults: Mapping[str, Any]) -> Iterator[str]:

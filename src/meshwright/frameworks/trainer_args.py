@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
+from meshwright.frameworks.trl_rows import rows_of
 from meshwright.frameworks.types import UnmappedField
 from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD
 from meshwright.recipes.key_maps.accelerate import uses_deepspeed
@@ -110,6 +111,16 @@ def _targets(recipe: Recipe) -> Arguments:
     return {"target_modules": list(dict.fromkeys(name for one in targets for name in STANDARD.get(one, (one,))))}
 
 
+def _loss_tokens(recipe: Recipe) -> Arguments:
+    """Return which tokens TRL's loss counts: it has an argument for conversations, and one for completions."""
+    answers, rows = recipe.data.train_on != "all", rows_of(recipe.data.dataset)
+    if rows == "completions":
+        return {"completion_only_loss": answers}
+    if rows == "texts" and answers:
+        raise InputError("the rows are texts without answers: TRL's loss counts every token of them")
+    return {"assistant_only_loss": answers}
+
+
 QUANTIZED = {"qlora": 4, "lora8bit": 8}
 """Bits of frozen weights, by the adapter methods that are LoRA on a quantized model."""
 BITS = ("quantization_bit", "quant_bits")  # keys of front ends for the number of bits
@@ -157,7 +168,7 @@ TRAINER: Mapping[str, Callable[[Recipe], Arguments]] = {
 CHATS: Mapping[str, Callable[[Recipe], Arguments]] = {
     "data.seq_length": _plain("max_length", "data.seq_length"),
     "data.packing": _plain("packing", "data.packing"),
-    "data.train_on": lambda recipe: {"assistant_only_loss": recipe.data.train_on != "all"},
+    "data.train_on": _loss_tokens,
     "data.truncation": lambda recipe: {"truncation_mode": "keep_end"} if recipe.data.truncation == "start" else {},
     "data.chat_template": lambda recipe: (
         {"chat_template_path": recipe.data.chat_template} if recipe.data.chat_template else {}
@@ -307,7 +318,7 @@ def program_notes(recipe: Recipe, written: bool = False) -> Iterator[str]:
             'packing needs attn_implementation="flash_attention_2" (or 3) in from_pretrained: '
             "otherwise packed documents attend to each other"
         )
-    if recipe.goal != "pretrain" and recipe.data.train_on != "all":
+    if recipe.goal != "pretrain" and recipe.data.train_on != "all" and rows_of(recipe.data.dataset) in ("", "other"):
         yield (
             "assistant_only_loss needs a chat template with {% generation %}: TRL has those of the families it knows, "
             "for others set one on the tokenizer"

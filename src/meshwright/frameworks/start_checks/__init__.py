@@ -10,15 +10,15 @@ from meshwright.frameworks.start_checks.evaluate import Style, broken_checks
 from meshwright.frameworks.start_checks.llama_factory import LLAMA_FACTORY
 from meshwright.frameworks.start_checks.ms_swift import MS_SWIFT
 from meshwright.frameworks.start_checks.trainer import TRAINER
-from meshwright.frameworks.start_checks.trl import METHODS, SCRIPTS, SFT_KEYS, TRL
+from meshwright.frameworks.start_checks.trl import CONVERSATIONS, METHODS, SCRIPTS, SFT_KEYS, TRL
 from meshwright.frameworks.start_checks.types import StartCheck, Table
 
 TABLES: dict[str, tuple[Table, ...]] = {
     "axolotl": (AXOLOTL,),
     "llama-factory": (LLAMA_FACTORY, TRAINER),
     "ms-swift": (MS_SWIFT, TRAINER),
-    "trl": (TRL, SCRIPTS, TRAINER),
-    "trainer": (TRAINER,),
+    "trl": (TRL, SCRIPTS, CONVERSATIONS, TRAINER),
+    "trainer": (TRAINER, CONVERSATIONS),
 }
 """The tables of each program; those built on transformers' Trainer have its checks too."""
 

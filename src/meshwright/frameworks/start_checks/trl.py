@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
+from meshwright import file_access
 from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, flash_in_fp32
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
+from meshwright.frameworks.trl_rows import rows_of
 
 PLACE = "trl/trainer/sft_trainer.py: SFTTrainer.__init__"
 PACKING = "trl/trainer/sft_trainer.py: SFTTrainer._prepare_dataset"
@@ -16,6 +19,8 @@ LOSSES = ("nll", "dft", "chunked_nll")  # loss_type of SFTTrainer
 SFT_KEYS = ("packing", "packing_strategy", "eval_packing", "dataset_text_field", "assistant_only_loss",
     "completion_only_loss", "chat_template_path", "dataset_kwargs")  # fmt: skip
 """Arguments that only TRL's SFTConfig has."""
+DATA_FILES = re.compile(r"datasets\[\d+\]\.data_files(\[0\])?")
+CHANGES_ROWS = re.compile(r"\.(map|rename_columns?|add_column|from_list|from_dict|from_generator)\(")
 SHARE = re.compile(r"datasets\[(\d+)\]\.(\w+)")
 
 
@@ -25,6 +30,25 @@ def _with_images(key: str) -> Callable[[Given], bool]:
 
 def _sees_images(given: Given) -> bool:
     return given.model is not None and given.model.vision is not None
+
+
+def _file_of_rows(given: Given) -> str:
+    """Return the data file that SFTTrainer reads as it is; empty if there is none, or a program may change its rows."""
+    for key, setting in given.settings.items():
+        if setting.unresolved or not (key == "train_file" or DATA_FILES.fullmatch(key)):
+            continue
+        at = Path(setting.file)
+        if key == "train_file" and (
+            at.suffix != ".py" or not at.is_file() or CHANGES_ROWS.search(at.read_text("utf-8"))
+        ):
+            continue
+        if rows_of(str(setting.value), at.parent) in ("completions", "texts"):
+            return str(setting.value)
+    return ""
+
+
+def _lacks_conversations(given: Given) -> bool:
+    return given.is_on("assistant_only_loss") and not file_access.closed() and bool(_file_of_rows(given))
 
 
 def _by_default(given: Given) -> bool:
@@ -98,6 +122,16 @@ SCRIPTS = Table(
     ),
 )  # fmt: skip
 
+CONVERSATIONS = Table(
+    "TRL's SFTTrainer",
+    {},
+    (
+        StartCheck("assistant_only_loss", _lacks_conversations,
+            "{assistant_only_loss} needs conversations, but the rows of the data file are texts: TRL's default for "
+            "prompt and completion is a loss on the completions", {"assistant_only_loss": False}, PLACE),
+    ),
+)  # fmt: skip
+"""The check of the data that a program, or TRL's own script, passes to SFTTrainer."""
 TRL = Table(
     "TRL's SFTTrainer",
     {"max_length": 1024},
