@@ -24,6 +24,8 @@ NO_DATA = ("train.eval_every",)  # fields without effect in a program without va
 VALIDATION_PART = 0.02  # share of the data that is held out if a file validates and names none
 FIELDS = ("data.dataset", "data.split", "data.tokenizer", "data.validation", "data.validation_part")
 """Recipe fields that the program sets besides the model."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+"""Formats of weights as from_pretrained names them; others are float32."""
 ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager", "flex": "flex_attention"}
 
 
@@ -146,7 +148,8 @@ def _fine_tuning(recipe: Recipe, model: ModelSpec, module: str) -> str:
     source = _source(recipe, model)
     tokenizer = recipe.data.tokenizer if recipe.data.tokenizer not in ("", source) else ""
     classes = ["AutoModelForCausalLM", *(["AutoTokenizer"] if tokenizer else [])]
-    kind = "bfloat16" if quantized or recipe.precision.master == "bf16" else "float32"
+    frozen = "bf16" if quantized else recipe.precision.compute  # PEFT keeps the adapters themselves in fp32
+    kind = DTYPES.get(frozen if adapters else recipe.precision.master, "float32")
     options = [f'dtype="{kind}"', *(["quantization_config=quantization_config"] if quantized else [])]
     options += _attention(recipe)
     lines = _head(
@@ -177,7 +180,7 @@ def _pretraining(recipe: Recipe, model: ModelSpec, module: str) -> str:
     loads, train, held_out = _datasets(recipe)
     source = _source(recipe, model)
     starts = bool(recipe.checkpoint.pretrained)
-    kind = "bfloat16" if recipe.precision.master == "bf16" else "float32"
+    kind = DTYPES.get(recipe.precision.master, "float32")
     classes = [*([] if starts else ["AutoConfig"]), "AutoModelForCausalLM", "AutoTokenizer", "Trainer"]
     options = "".join(f", {one}" for one in [f'dtype="{kind}"', *_attention(recipe)])
     if starts:
