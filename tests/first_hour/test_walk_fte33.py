@@ -94,7 +94,7 @@ def test_a_loss_on_assistants_without_conversations_is_an_error(
     assert REFUSED not in run(capsys, "check", name, "--gpus", "1xA100-80")
 
 
-def test_rows_that_a_program_changes_are_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_a_program_changes_are_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
     rows("tickets.jsonl", PAIR)
     Path("train.py").write_text(PROGRAM.format(changed=".map(to_messages)"))
     assert REFUSED not in run(capsys, "check", "train.py", "--gpus", "1xA100-80")
