@@ -1,4 +1,4 @@
-"""A newcomer's TRL programs: adapters that are passed to nothing."""
+"""A newcomer's TRL programs: adapters that are passed to nothing, evaluations without data."""
 
 from __future__ import annotations
 
@@ -86,3 +86,39 @@ def test_adapters_that_are_passed_on_are_counted(here: Path, make: str) -> None:
     answer = checked(here, MAKE=make)
     assert not findings(answer, "key.unused")
     assert answer["estimate"]["memory_gib"]["optimizer"] < 1
+
+
+EVALUATES = "eval_strategy='steps', eval_steps=200"
+BEST = "load_best_model_at_end=True"
+WITH_DATA = (
+    TRAINED.replace("train_dataset=ds", "train_dataset=ds, eval_dataset=ds"),
+    "trainer = SFTTrainer(model, args, None, ds, ds, peft_config=adapters)",
+    "trainer = SFTTrainer(model=model, args=args, peft_config=adapters, **data)",
+    "class OwnTrainer(SFTTrainer):\n    pass\n\n\ntrainer = OwnTrainer(model=model, args=args, peft_config=adapters)",
+)
+
+
+def test_an_evaluation_without_data_is_refused(here: Path) -> None:
+    for more in (EVALUATES, "eval_strategy='epoch'"):
+        (found,) = findings(checked(here, MORE=more), "value.invalid")
+        assert (found["severity"], found["fix"]) == ("error", ["eval_strategy='no'"])
+        assert "eval_dataset" in found["message"]
+    none = TRAINED.replace("train_dataset=ds", "train_dataset=ds, eval_dataset=None")
+    assert findings(checked(here, MORE=EVALUATES, MAKE=none), "value.invalid")
+    (found,) = findings(checked(here, MORE=f"{EVALUATES}, {BEST}"), "value.invalid")
+    assert found["fix"] == ["eval_strategy='no'", "load_best_model_at_end=False"]
+    assert not findings(checked(here, MORE="eval_strategy='no', load_best_model_at_end=False"), "value.invalid")
+
+
+@pytest.mark.parametrize("make", WITH_DATA)
+def test_an_evaluation_with_data_is_accepted(here: Path, make: str) -> None:
+    assert not findings(checked(here, MORE=EVALUATES, MAKE=make), "value.invalid")
+
+
+def test_no_evaluation_is_prescribed_without_data(here: Path) -> None:
+    (found,) = findings(checked(here, MORE=f"eval_strategy='no', {BEST}"), "value.invalid")
+    assert found["fix"] == ["load_best_model_at_end=False"]
+    (found,) = findings(checked(here, MORE="lr_scheduler_type='reduce_lr_on_plateau'"), "value.invalid")
+    assert found["fix"] == ["lr_scheduler_type='cosine'"]
+    (found,) = findings(checked(here, MORE=f"eval_strategy='no', {BEST}", MAKE=WITH_DATA[0]), "value.invalid")
+    assert found["fix"] == ["eval_strategy='steps'", "eval_steps=200"]

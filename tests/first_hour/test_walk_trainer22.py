@@ -24,7 +24,7 @@ ds = ds.map(lambda e: tok(e["instruction"], truncation=True, max_length=LENGTH))
 args = TrainingArguments(output_dir="out", per_device_train_batch_size=1, gradient_accumulation_steps=16,
     num_train_epochs=1, learning_rate=1e-5, PRECISION, gradient_checkpointing=True, eval_strategy="steps",
     eval_steps=50)
-Trainer(model=model, args=args, train_dataset=ds, processing_class=tok, callbacks=[CALLBACK]).train()
+Trainer(model=model, args=args, train_dataset=ds, eval_dataset=ds, processing_class=tok, callbacks=[CALLBACK]).train()
 """
 
 

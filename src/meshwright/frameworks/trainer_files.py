@@ -14,6 +14,7 @@ from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN, file_of
 from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
+    NO_VALIDATION_DATA,
     PLAIN_TEXT,
     SAMPLE_LENGTHS,
     UNUSED_ADAPTERS,
@@ -73,6 +74,7 @@ KEYWORDS = {
 }
 KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, *OF_CLASS, *MODEL_OF)
 KNOWN_CALLS += (LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP)
+POSITION_OF_VALIDATION_DATA = 5  # Trainer(model, args, data_collator, train_dataset, eval_dataset)
 INSPECTS = ("locals", "globals", "vars", "exec", "eval")  # calls that may use a name without writing it
 SUFFIX = "_args.py"
 _LENGTH = re.compile(rf"^{SAMPLE_LENGTH} = (\d+)", re.MULTILINE)
@@ -149,6 +151,8 @@ def _own_arguments(content: Content) -> dict[str, SourcedValue]:
             _add_dataset(call, constants, add)
         if name in MODEL_OF and (model := _model_of(call, constants)) is not None:
             add("model_name_or_path", model)
+    if found and (trainer := _without_validation_data(tree)) is not None:
+        found[NO_VALIDATION_DATA] = SourcedValue(ast.unparse(trainer.func), trainer.lineno, content.path)
     if found and _counts_every_token(tree, content):
         found.setdefault(LANGUAGE_MODELING, SourcedValue(True, 1, content.path))
     if found:
@@ -171,6 +175,30 @@ def _counts_every_token(tree: ast.Module, content: Content) -> bool:
     """Return whether a user's program has transformers' Trainer, and masks no label (-100): every token is a target."""
     own = any(isinstance(node, ast.Call) and getattr(node.func, "id", "") == TRAINER for node in ast.walk(tree))
     return own and WRITTEN not in content.text and "-100" not in content.text and not uses_trl(content)
+
+
+def _without_validation_data(tree: ast.Module) -> ast.Call | None:
+    """Return the trainer of a program if it certainly gets no eval_dataset; None if it does, or may.
+
+    A class of the program's own, or one that gets **options, may bring its data itself.
+    """
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    named = [(node, ast.unparse(node.func).rpartition(".")[2]) for node in calls]
+    trainers = [node for node, name in named if name.endswith(TRAINER)]
+    plain = all(name in (TRAINER, *MODEL_OF) and name not in own for _, name in named if name.endswith(TRAINER))
+    if not trainers or not plain:
+        return None
+    for call in trainers:
+        given = {word.arg: word.value for word in call.keywords}
+        data = given.get("eval_dataset")
+        is_open = None in given or any(isinstance(one, ast.Starred) for one in call.args)
+        if is_open or len(call.args) >= POSITION_OF_VALIDATION_DATA:
+            return None
+        if data is not None and not (isinstance(data, ast.Constant) and data.value is None):
+            return None
+    return trainers[0]
 
 
 def _unused_adapters(tree: ast.Module) -> dict[ast.Call, str]:

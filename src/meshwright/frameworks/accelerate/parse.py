@@ -31,7 +31,7 @@ from meshwright.frameworks.trainer import (
     start_findings,
     unknown_names,
 )
-from meshwright.frameworks.trainer_fields import EVALUATIONS, WEIGHT_DTYPES, is_trl
+from meshwright.frameworks.trainer_fields import EVALUATIONS, NO_VALIDATION_DATA, WEIGHT_DTYPES, is_trl
 from meshwright.frameworks.trainer_files import (
     PATIENCE,
     config_beside,
@@ -554,7 +554,7 @@ def _stops_without_validation(arguments: Arguments) -> Iterator[Finding]:
             f"{PATIENCE[0]}={patience.value} needs validations, and eval_strategy is not set (default: no)"
             if given is None
             else f"{PATIENCE[0]}={patience.value} needs validations, and eval_strategy={given.value}",
-            ('eval_strategy="steps"',),
+            ('eval_strategy="steps"', *(("eval_dataset=DATASET",) if NO_VALIDATION_DATA in arguments else ())),
             file=patience.file,
             line=patience.line,
         )

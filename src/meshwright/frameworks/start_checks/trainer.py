@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
+from meshwright.frameworks.trainer_fields import NO_VALIDATION_DATA
 from meshwright.similar import closest, misspelled
 
 PLACE = "transformers/training_args.py: TrainingArguments._validate_args"
@@ -42,11 +43,21 @@ def _differing_steps(given: Given) -> bool:
     return save < 1 or every < 1 or save % every != 0
 
 
+def _strategy_name(given: Given) -> str:
+    return "evaluation_strategy" if given.is_stated("evaluation_strategy") else "eval_strategy"
+
+
+def _no_evaluations(given: Given) -> Changes:
+    """Evaluate nothing, and keep no best checkpoint."""
+    best = {"load_best_model_at_end": False} if given.is_on("load_best_model_at_end") else {}
+    return {_strategy_name(given): "no", **best}
+
+
 def _same_strategy(given: Given) -> Changes:
-    """Evaluate as often as checkpoints are saved; without saves, keep no best one."""
-    name = "evaluation_strategy" if given.is_stated("evaluation_strategy") else "eval_strategy"
+    """Evaluate as often as checkpoints are saved; without saves, or without data to evaluate, keep no best one."""
+    name = _strategy_name(given)
     saves = given.text("save_strategy")
-    if saves in ("no", "false"):
+    if saves in ("no", "false") or given.is_on(NO_VALIDATION_DATA):
         return {"load_best_model_at_end": False}
     steps = given.number("save_steps")
     return {name: saves, **({"eval_steps": _plain(steps)} if saves == "steps" and steps else {})}
@@ -64,6 +75,8 @@ def _plain(number: float | None) -> float | int | None:
 
 
 def _evaluates(given: Given) -> Changes:
+    if given.is_on(NO_VALIDATION_DATA):
+        return {"lr_scheduler_type": "cosine"}
     return {"eval_strategy": "steps", "eval_steps": _plain(given.number("save_steps") or 500)}
 
 
@@ -134,6 +147,9 @@ TRAINER = Table(
         "dataloader_num_workers": 0,
     },
     (
+        StartCheck("eval_strategy", lambda given: given.is_on(NO_VALIDATION_DATA) and not _never_evaluates(given),
+            "{eval_strategy} needs eval_dataset, which the trainer does not get (pass one, or evaluate nothing)",
+            _no_evaluations, TRAINER_PLACE),
         StartCheck("load_best_model_at_end", lambda given: _differing_strategies(given) and _never_evaluates(given),
             "{load_best_model_at_end} needs an evaluation before every save, but nothing is evaluated", _same_strategy,
             PLACE),
