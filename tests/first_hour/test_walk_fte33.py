@@ -114,3 +114,90 @@ def test_an_export_to_trl_loads_frozen_weights_in_the_compute_format(
 ) -> None:
     rows("tickets.jsonl", PAIR)
     assert f'dtype="{kind}"' in run(capsys, "export", recipe, "--to", "trl", "data.dataset=tickets.jsonl", *words)
+
+
+ZERO = {
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}},
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 8,
+}
+AXOLOTL = """base_model: Qwen/Qwen2.5-7B-Instruct
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+datasets:
+  - path: mhenrichsen/alpaca_2k_test
+    type: alpaca
+sequence_len: 4096
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+num_epochs: 3
+optimizer: adamw_torch_fused
+learning_rate: 0.0002
+bf16: true
+gradient_checkpointing: true
+deepspeed: ds.json
+output_dir: ./out
+"""
+FACTORY = """model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: all
+deepspeed: ds.json
+dataset: identity
+template: qwen
+cutoff_len: 2048
+output_dir: out
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+bf16: true
+"""
+SWIFT = """NPROC_PER_NODE=1 swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora \\
+  --dataset AI-ModelScope/alpaca-gpt4-data-zh --per_device_train_batch_size 1 --gradient_accumulation_steps 4 \\
+  --max_length 2048 --output_dir output --deepspeed ds.json
+"""
+FILES = [("ax.yml", AXOLOTL), ("lf.yaml", FACTORY), ("swift.sh", SWIFT)]
+
+
+@pytest.mark.parametrize(("name", "text"), FILES)
+def test_the_deepspeed_config_that_a_front_end_names_is_checked(
+    capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    Path(name).write_text(text)
+    Path("ds.json").write_text(json.dumps(ZERO, indent=2))
+    shown = run(capsys, "check", name, "--gpus", "1xA100-80")
+    assert "bf16 and fp16 are both enabled (deepspeed.two-dtypes)" in shown
+    assert 'in ds.json: "fp16": {"enabled": false}' in shown
+    assert "offload_param requires stage 3" in shown
+    flag = "--gradient_accumulation_steps " if name == "swift.sh" else "gradient_accumulation_steps: "
+    assert f"{flag}4 and gradient_accumulation_steps=8" in shown
+    assert f"{flag}8" in shown
+    assert ("micro_batch_size: 1 and train_micro" in shown) == (name == "ax.yml")
+
+
+@pytest.mark.parametrize(("name", "text"), FILES)
+def test_a_config_with_auto_has_no_findings_and_a_missing_one_is_a_note(
+    capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    Path(name).write_text(text)
+    missing = "the DeepSpeed config ds.json was not found and is not checked"
+    shown = run(capsys, "check", name, "--gpus", "1xA100-80")
+    assert missing in shown
+    assert "✗" not in shown
+    auto = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    Path("ds.json").write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}, **auto}))
+    shown = run(capsys, "check", name, "--gpus", "1xA100-80")
+    assert missing not in shown
+    assert "deepspeed." not in shown
+
+
+def test_a_config_that_ms_swift_has_itself_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("swift.sh").write_text(SWIFT.replace("ds.json", "zero2"))
+    assert "was not found" not in run(capsys, "check", "swift.sh", "--gpus", "1xA100-80")

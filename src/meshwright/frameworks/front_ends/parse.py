@@ -15,6 +15,7 @@ from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.data_columns import column_findings
+from meshwright.frameworks.front_ends.deepspeed_file import deepspeed_findings, missing_file_notes, named_config
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, QUANTIZED_LORA, FrontEnd, table
 from meshwright.frameworks.front_ends.keys import (
     PROGRAM_OPTIONS,
@@ -51,7 +52,6 @@ TRAININGS = ("sft", "pt", "rlhf", "train", "dpo", "grpo", "kto", "reward", "rloo
 SCRIPT = re.compile(r"(?:^|[/.])swift[/.]cli[/.](_megatron[/.])?(sft|pt|rlhf)(?:\.py)?$")
 """ms-swift's programs, as torchrun and accelerate launch start them."""
 TRL_SCRIPT = re.compile(r"(?:^|/)trl/scripts/(dpo|grpo|kto|reward|rloo)\.py$")  # sft is read with Accelerate's config
-DEEPSPEED = ("deepspeed", "dist_config.config_file")
 STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3": "flash_attention_3",
     "flash_attention": "flash_attention_2"}  # fmt: skip
@@ -215,6 +215,7 @@ def _parsed(
         answers = not one.all_tokens(values) and subcommand != "pt"
         name = "assistant_only_loss" if answers else "completion_only_loss"
         arguments[name] = msgspec.structs.replace(first, value=answers, unresolved="", pyyaml=msgspec.UNSET)
+    findings = (*findings, *deepspeed_findings(one, content, settings, arguments))
     zero = _zero(content, settings)
     parsed = parse_arguments_of(content, dict(_sharding(settings, values, zero)), gpus, arguments)
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
@@ -226,6 +227,7 @@ def _parsed(
         unknown = any(finding.field in METHOD_KEYS for finding in refused)
         why = "unknown adapter" if unknown else f"{adapters} adapters"
     notes = [note for note in parsed.notes if "num_processes" not in note and "placeholder" not in note]
+    notes += missing_file_notes(content, settings)
     if why:
         notes.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
     assumed: tuple[str, ...] = ("data.seq_length",) if not {"max_length", "cutoff_len"} & arguments.keys() else ()
@@ -378,14 +380,9 @@ def _is_known(targets: list[str]) -> bool:
     return bool(groups_of(tuple(targets)))
 
 
-def _deepspeed(settings: Settings) -> SourcedValue | None:
-    """Return the setting that names DeepSpeed's config; None if there is none."""
-    return next((settings[key] for key in DEEPSPEED if key in settings and settings[key].value), None)
-
-
 def _zero(content: Content, settings: Settings) -> Mapping[str, Any]:
     """Return the stage and offloading of DeepSpeed's config, by the file or by its name; empty if neither has them."""
-    setting = _deepspeed(settings)
+    setting = named_config(settings)
     if setting is None or setting.unresolved:
         return {}
     with suppress(InputError):
@@ -413,7 +410,7 @@ def _has_fsdp(settings: Settings) -> bool:
 
 def _leaves_sharding_open(settings: Settings, zero: Mapping[str, Any], is_stated: bool) -> bool:
     """Return whether a config of DeepSpeed that is not here shards, or one of Accelerate may, which a file is for."""
-    if _deepspeed(settings) is not None:
+    if named_config(settings) is not None:
         return not zero
     return not is_stated and not _has_fsdp(settings)
 
