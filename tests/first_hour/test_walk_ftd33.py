@@ -122,3 +122,9 @@ def test_no_evaluation_is_prescribed_without_data(here: Path) -> None:
     assert found["fix"] == ["lr_scheduler_type='cosine'"]
     (found,) = findings(checked(here, MORE=f"eval_strategy='no', {BEST}", MAKE=WITH_DATA[0]), "value.invalid")
     assert found["fix"] == ["eval_strategy='steps'", "eval_steps=200"]
+
+
+def test_a_fix_of_a_program_is_printed_as_python(here: Path) -> None:
+    checked(here, MORE=f"{EVALUATES}, {BEST}")
+    text = " ".join(printed("check", "train.py", "--gpus", "1xA100-80").split())
+    assert "fix: eval_strategy='no', load_best_model_at_end=False" in text

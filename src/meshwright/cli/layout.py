@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isclose
 from typing import Any
 
@@ -12,6 +13,7 @@ from meshwright.cli.console import Out, escape
 Answer = dict[str, Any]
 """A response as JSON."""
 SAME = 0.005  # of two estimates that are one layout
+KEYWORD = re.compile(r"[A-Za-z_]\w*=(?!=)")  # an argument of a Python call
 WIDTH = 44  # characters of the memory bar
 PARTS = {
     "weights": "blue",
@@ -92,13 +94,21 @@ def finding_lines(findings: Sequence[dict[str, Any]], repair: dict[str, Any] | N
     joined = repair["removes"] if repair else ()
     for f in findings:
         mark, color = MARKS[f["severity"]]
-        typed = " ".join(text if " " in text or text.startswith("-") else shlex.quote(text) for text in f["fix"])
+        typed = _typed_fix(f)
         fix = f"  [dim]fix:[/] [cyan]{escape(typed)}[/]" if f["fix"] and f["rule"] not in joined else ""
         fix += f"  [dim]{undoing(f)}[/]" if fix and f.get("undoes") else ""
         fix = f"  [dim]{escape(f['no_fix'])}[/]" if f.get("no_fix") else fix
         place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
         lines.append(f"[{color}]{mark} {f['severity']}[/] {place}{escape(f['message'])} [dim]({f['rule']})[/]{fix}")
     return lines
+
+
+def _typed_fix(finding: Mapping[str, Any]) -> str:
+    """Return a fix as it is typed: keywords of a call in a Python file, else words of a shell."""
+    fix: Sequence[str] = finding["fix"]
+    if str(finding.get("file") or "").endswith(".py") and all(KEYWORD.match(text) for text in fix):
+        return ", ".join(fix)
+    return " ".join(text if " " in text or text.startswith("-") else shlex.quote(text) for text in fix)
 
 
 def undoing(change: Answer) -> str:
