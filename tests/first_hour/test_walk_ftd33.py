@@ -128,3 +128,9 @@ def test_a_fix_of_a_program_is_printed_as_python(here: Path) -> None:
     checked(here, MORE=f"{EVALUATES}, {BEST}")
     text = " ".join(printed("check", "train.py", "--gpus", "1xA100-80").split())
     assert "fix: eval_strategy='no', load_best_model_at_end=False" in text
+
+
+@pytest.mark.parametrize(("rate", "warned"), [("2e-2", True), ("1.2e-2", True), ("5e-3", False), ("2e-4", False)])
+def test_a_rate_far_beyond_those_of_adapters_is_a_warning(here: Path, rate: str, warned: bool) -> None:
+    found = findings(checked(here, RATE=rate), "learning_rate.far-too-high")
+    assert [one["severity"] for one in found] == ["warning"] * warned

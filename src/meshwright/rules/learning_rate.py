@@ -10,6 +10,7 @@ from meshwright.rules.rule import rule
 from meshwright.rules.search_values import not_, one_of
 
 FAR_TOO_HIGH = 0.02
+ADAPTERS_MOST = 1e-3  # the highest usual rate of adapters
 DIVERGES = 1.0
 USUAL_RATES = {"pretrain": 3e-4, "sft": 1e-5, "peft": 1e-4}
 
@@ -142,7 +143,8 @@ def wsd_decay_too_long(c: Case) -> Column:
     fixes=({"lr": [1e-4], "min_lr": lambda c: [min(c.min_lr, 1e-5)]},),
 )
 def unusual_adapter_lr(c: Case) -> Column:
-    return (c.goal == "peft") & ((c.lr < 2e-5) | (c.lr > 1e-3)) & (c.lr <= FAR_TOO_HIGH)
+    unusual = (c.lr < 2e-5) | (c.lr > ADAPTERS_MOST)
+    return (c.goal == "peft") & unusual & (c.lr <= FAR_TOO_HIGH) & not_(lr_far_too_high(c))
 
 
 @rule(
@@ -243,7 +245,8 @@ def _usual_minimum(c: Case) -> list[float]:
     fixes=({"lr": _usual_rates, "min_lr": _usual_minimum},),
 )
 def lr_far_too_high(c: Case) -> Column:
-    return (c.lr > FAR_TOO_HIGH) & (c.lr <= DIVERGES) & (c.optimizer_name != "sgd")
+    far = (c.lr > FAR_TOO_HIGH) | ((c.goal == "peft") & (c.lr > 10 * ADAPTERS_MOST))
+    return far & (c.lr <= DIVERGES) & (c.optimizer_name != "sgd")
 
 
 @rule(
