@@ -134,3 +134,9 @@ def test_a_fix_of_a_program_is_printed_as_python(here: Path) -> None:
 def test_a_rate_far_beyond_those_of_adapters_is_a_warning(here: Path, rate: str, warned: bool) -> None:
     found = findings(checked(here, RATE=rate), "learning_rate.far-too-high")
     assert [one["severity"] for one in found] == ["warning"] * warned
+
+
+@pytest.mark.parametrize("dtype", ["torch_dtype=torch.float32", 'dtype="float32"', "dtype=torch.bfloat16"])
+def test_frozen_weights_in_fp32_are_said_to_be_larger_than_counted(here: Path, dtype: str) -> None:
+    notes = " ".join(checked(here, DTYPE=dtype)["notes"])
+    assert ("the frozen weights take 4 bytes each" in notes) == ("float32" in dtype)

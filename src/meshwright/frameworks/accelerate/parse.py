@@ -405,6 +405,7 @@ def _parsed(
             *_notes(type_name, settings, field_values),
             *_missing_file_note(type_name, settings, inner),
             *_weight_notes(arguments, weights, in_weight_dtype, type_name),
+            *(_frozen_note(arguments, effective) if program.goal == "peft" else ()),
             *program.notes,
         ),
     )
@@ -576,6 +577,17 @@ def _weight_notes(arguments: Arguments, weights: str, in_weight_dtype: bool, typ
         yield (
             f"{given}{auto}: weights, gradients and optimizer states are in {weights}{counted}; updates that are small "
             "against a weight are rounded away: dtype=float32 keeps them, with twice the memory"
+        )
+
+
+def _frozen_note(arguments: Arguments, settings: Settings) -> Iterator[str]:
+    """Yield that frozen weights in fp32 are counted in the 16 bits of the computation: recipes have no field for it."""
+    quantized = is_on(arguments, "load_in_4bit", "load_in_8bit")
+    if _weight_dtype(arguments) == "fp32" and not quantized and not _is_unmixed(settings):
+        name = next(name for name in WEIGHT_DTYPES if name in arguments)
+        yield (
+            f"{name}={arguments[name].value}: the frozen weights take 4 bytes each, twice what is counted for weights "
+            f'here; {name}="bfloat16" loads them as counted'
         )
 
 
