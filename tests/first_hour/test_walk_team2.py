@@ -63,7 +63,7 @@ def test_a_fix_names_the_flag_that_the_script_has(meshwright: Any, tmp_path: Pat
     script.write_text(SCRIPT.format(recompute="--recompute-activations"))
     asked = ("check", str(script), "--gpus", "4x8xH100", "--advice", "--json")
     fixes = {one["rule"]: one["fix"] for one in meshwright(*asked).json["findings"]}
-    assert fixes["recompute.flash-attention"] == ["without --recompute-activations"]
+    assert "recompute.flash-attention" not in fixes  # less recompute would undo the fix of memory.tight
     assert "without --recompute-activations" in fixes["memory.tight"]
     assert "--recompute-granularity full" in fixes["memory.tight"]
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"

@@ -18,7 +18,7 @@ from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.logged_rate import OtherRate, suspect_rate
 from meshwright.doctor.run import LogFormat, Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
-from meshwright.doctor.small_rate import SGD, is_plateau, too_small, unmoved
+from meshwright.doctor.small_rate import SGD, is_plateau, too_small, unmoved, validation_falls
 from meshwright.doctor.thresholds import limit, share
 
 WINDOW = 50  # lines of a running median
@@ -236,8 +236,8 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     if not always_zero and (fallen >= share("flat_drop") or last > first * (1 + share("diverging_share"))):
         return
     is_short = steps_covered < limit("flat_steps") and not plateau
-    if not always_zero and is_short and _fitted_fall(rows) >= share("flat_drop") * abs(first):
-        return  # medians of few lines at either end miss it
+    if not always_zero and is_short and (_falls(rows, share("flat_drop") * abs(first) / 10) or validation_falls(stats)):
+        return  # it learns slowly: a short log need not show more
     if not always_zero and _starts_trained(stats, first):
         return  # continued pretraining: at this loss, a slow decrease is normal
     text, fixes = _why_flat(stats, rates, always_zero)

@@ -61,14 +61,24 @@ def _ends(rows: Sequence[Step]) -> tuple[float, float, float, int]:
 
 def is_plateau(stats: RunStats, rows: Sequence[Step]) -> bool:
     """Return whether the loss moves by no more than its noise while several validations stay where they start."""
-    groups = groupby(sorted(stats.run.validations, key=lambda one: one.name), key=lambda one: one.name)
-    validated = [[one.loss for one in group] for _, group in groups]
+    validated = _validated(stats)
     if not any(len(losses) >= limit("validations") for losses in validated):
         return False
     if any(max(losses) - min(losses) > share("flat_validation") * abs(max(losses)) for losses in validated):
         return False
     first, last, noise, size = _ends(rows)
     return abs(first - last) <= limit("unmoved_sigmas") * noise / math.sqrt(size)
+
+
+def validation_falls(stats: RunStats) -> bool:
+    """Return whether a validation loss ends below where it starts."""
+    return any(losses[0] - losses[-1] > share("flat_validation") * abs(losses[0]) for losses in _validated(stats))
+
+
+def _validated(stats: RunStats) -> list[list[float]]:
+    """Return the validation losses of each dataset."""
+    groups = groupby(sorted(stats.run.validations, key=lambda one: one.name), key=lambda one: one.name)
+    return [[one.loss for one in group] for _, group in groups]
 
 
 def too_small(rates: Sequence[float], stats: RunStats) -> tuple[str, Remedy] | None:
