@@ -166,7 +166,7 @@ TRAINING_ARGS=(
     --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --expert-model-parallel-size 4
     --sequence-parallel --use-distributed-optimizer
     --data-path /data/dclm_text_document --tokenizer-type HuggingFaceTokenizer
-    --tokenizer-model /work/Qwen3-30B-A3B --split 99,1,0
+    --tokenizer-model /models/Qwen3-30B-A3B --split 99,1,0
     --log-interval 1 --eval-interval 1000 --eval-iters 10 --log-throughput
 )
 srun torchrun --nproc_per_node 4 --nnodes $SLURM_NNODES --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:6000 \\
