@@ -136,13 +136,16 @@ class RuleContext(msgspec.Struct, frozen=True):
         return [key for key in self.parsed.settings if key == prefix or key.startswith((f"{prefix}.", f"{prefix}["))]
 
 
+Check = Callable[[RuleContext], Iterable[Problem] | Problem | None]
+
+
 class FrameworkRule(msgspec.Struct, frozen=True):
     """A framework-specific check that our own rules cannot express."""
 
     id: str  # framework.what-is-wrong
     severity: Severity
     keys: tuple[str, ...]  # the framework's keys it checks
-    check: Callable[[RuleContext], Iterable[Problem] | Problem | None]
+    check: Check
     symptom: str  # what the user would see
     cause: str
     supersedes: tuple[str, ...] = ()  # rules of ours that report the same problem less precisely
@@ -163,6 +166,20 @@ class FrameworkRule(msgspec.Struct, frozen=True):
                 file=setting.file if setting else files[0] if files else "",
                 line=setting.line if setting else 0,
             )
+
+
+def rule_of(
+    framework: str,
+    name: str,
+    keys: str,
+    check: Check,
+    symptom: str,
+    cause: str,
+    severity: Severity = "error",
+    supersedes: tuple[str, ...] = (),
+) -> FrameworkRule:
+    """Return a rule of a framework with its keys in one text."""
+    return FrameworkRule(f"{framework}.{name}", severity, tuple(keys.split()), check, symptom, cause, supersedes)
 
 
 class ComputedDifference(NamedTuple):

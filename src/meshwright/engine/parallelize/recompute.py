@@ -43,11 +43,10 @@ def apply_recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool
 
     Layers in `around` are left to `recompute_compiled`.
     """
-    if layout.recompute == "full":
-        for number in fully_recomputed(layers, layout):
-            if number not in around:
-                _recompute_module(layers[number])
-    elif layout.recompute == "selective":
+    for number in fully_recomputed(layers, layout):
+        if number not in around:
+            _recompute_module(layers[number])
+    if layout.recompute == "selective":
         for layer in layers.values():
             _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
     if not compiled and layout.offload != "activations" and regathers_in_backward(layout):

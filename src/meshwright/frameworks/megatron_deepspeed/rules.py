@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
-from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.framework import Problem, RuleContext, rule_of
 from meshwright.frameworks.megatron_deepspeed.parse import DECODERS, zero_stage
 from meshwright.frameworks.megatron_deepspeed.translate import GIVEN_EXPERTS, INTERVAL, JSON, expert_counts
 from meshwright.frameworks.megatron_lm import required_args
 from meshwright.frameworks.megatron_lm.accessors import get_int, has_unread_args, is_on
 from meshwright.frameworks.megatron_lm.layouts import CONNECTIONS
+from meshwright.frameworks.megatron_lm.required_args import ASSERTED
 from meshwright.frameworks.types import as_int
 from meshwright.rules.rule import Severity
 
-Check = Callable[[RuleContext], Iterator[Problem] | Problem | None]
-ASSERTED = "AssertionError in argument validation"
 STAGE, BATCH = f"{JSON}zero_optimization.stage", f"{JSON}train_batch_size"
 MICRO, STEPS = f"{JSON}train_micro_batch_size_per_gpu", f"{JSON}gradient_accumulation_steps"
 HALVES = ("fp16", "bf16")
@@ -168,16 +168,7 @@ def connections(ctx: RuleContext) -> Problem | None:
     return Problem(f"--sequence-parallel needs {CONNECTIONS}=1", (f"export {CONNECTIONS}=1",), key="sequence_parallel")
 
 
-def _rule(
-    id: str,
-    keys: str,
-    check: Check,
-    symptom: str,
-    cause: str,
-    severity: Severity = "error",
-    supersedes: tuple[str, ...] = (),
-) -> FrameworkRule:
-    return FrameworkRule(f"megatron-deepspeed.{id}", severity, tuple(keys.split()), check, symptom, cause, supersedes)
+_rule = partial(rule_of, "megatron-deepspeed")
 
 
 RULES = (

@@ -9,6 +9,8 @@ from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_u
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, HYBRID_SPEC, format_flag
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import DATA_LISTS
 
+ASSERTED = "AssertionError in argument validation"
+"""What a user sees of a constraint that the argument parser asserts."""
 REQUIRED = {
     "micro_batch_size": 1,
     "num_layers": None,

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from functools import partial
 
-from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.framework import rule_of
 from meshwright.frameworks.megatron_lm import batch_rampup, layouts, required_args, techniques
-from meshwright.rules.rule import Severity
+from meshwright.frameworks.megatron_lm.required_args import ASSERTED
 
-Check = Callable[[RuleContext], Iterator[Problem] | Problem | None]
-ASSERTED = "AssertionError in argument validation"
-
-
-def _rule(
-    id: str,
-    keys: str,
-    check: Check,
-    symptom: str,
-    cause: str,
-    severity: Severity = "error",
-    supersedes: tuple[str, ...] = (),
-) -> FrameworkRule:
-    return FrameworkRule(f"megatron-lm.{id}", severity, tuple(keys.split()), check, symptom, cause, supersedes)
+_rule = partial(rule_of, "megatron-lm")
 
 
 RULES = (

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from meshwright.frameworks.common import is_int
-from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.framework import Check, FrameworkRule, RuleContext
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.parsed_config import get_value
 from meshwright.rules.rule import Severity
-
-Check = Callable[[RuleContext], Iterable[Problem] | Problem | None]
 
 
 def bridge_recipe(ctx: RuleContext) -> bridge_recipes.BridgeRecipe | None:
