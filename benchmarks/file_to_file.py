@@ -34,7 +34,7 @@ from meshwright.api.targets import Job, job_for
 from meshwright.choices import FRAMEWORKS
 from meshwright.cli.run import run
 from meshwright.errors import MeshwrightError
-from meshwright.frameworks.export import KEPT, is_same
+from meshwright.frameworks.export_recipe import KEPT, is_same
 from meshwright.frameworks.initial_weights import tokenizer_of
 from meshwright.frameworks.mapping import relevant_fields
 from meshwright.recipes import overrides as override

@@ -112,8 +112,10 @@ try:
     run(["recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft"])
 except SystemExit:
     pass
-parsers = ("shell", "accelerate.parse", "automodel.parse", "torchtitan.parse")
-print(*(name for name in parsers if f"meshwright.frameworks.{name}" in sys.modules), file=sys.stderr)
+parsers = ("shell", "check_file", "detection", "megatron_lm.parse", "megatron_bridge.parse", "torchtitan.parse")
+keys = ("automodel", "kempnerforge", "megatron_lm")
+names = [*(f"frameworks.{one}" for one in parsers), *(f"recipes.key_maps.{one}" for one in keys)]
+print(*(name for name in names if f"meshwright.{name}" in sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""

@@ -16,7 +16,7 @@ from meshwright import frameworks, planner, recipes
 from meshwright.choices import FRAMEWORKS
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.export import write
+from meshwright.frameworks.export_recipe import write
 from meshwright.recipes import overrides
 from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.case import model_of

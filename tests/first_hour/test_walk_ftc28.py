@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.run import run
-from meshwright.frameworks.fixed_text import fixed_text
+from meshwright.frameworks.applied_fixes import fixed_text
 
 FSDP = """compute_environment: LOCAL_MACHINE
 distributed_type: FSDP

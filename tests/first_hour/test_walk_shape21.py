@@ -7,7 +7,7 @@ import pytest
 from meshwright import frameworks, recipes
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.export import write
+from meshwright.frameworks.export_recipe import write
 from meshwright.recipes import overrides
 from meshwright.recipes.case import model_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright import frameworks, models
 from meshwright.clusters import cluster
-from meshwright.frameworks.export import differences, write
+from meshwright.frameworks.export_recipe import differences, write
 from meshwright.recipes import overrides
 from meshwright.recipes.types import Recipe
 

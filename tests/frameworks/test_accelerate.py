@@ -12,7 +12,7 @@ from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapp
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.export import write
+from meshwright.frameworks.export_recipe import write
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
 

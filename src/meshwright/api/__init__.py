@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_names import lazy_names
 
 if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.argument_names import *  # noqa: F403
@@ -38,47 +39,43 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.recipes.replacements import for_options as for_options
     from meshwright.version import *  # noqa: F403
 
-_NAMES = {
-    "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"
-    " recipe_text rule_catalogue verification_reports",
-    "api.check_targets": "SkippedFile expand is_checked nothing_checked why_skipped",
-    "api.checks": "check check_response engine_of export write_plan",
-    "api.ci_formats": "distinct_findings github sarif",
-    "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
-    "api.comparison": "compare compare_response",
-    "api.completion": "starting_with",
-    "api.diagnosis": "diagnose doctor_response",
-    "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
-    "api.rehearsal": "rehearse rehearsal_response",
-    "api.argument_names": "as_override is_removed_key recipe_key",
-    "api.evidence": "evidence_for measured_points",
-    "api.explanations": "explain",
-    "api.hub_configs": "hub_texts",
-    "api.inspection": "inspect inspect_response",
-    "api.imports": "import_file import_response",
-    "api.measure": "accuracy accuracy_response calibrate profile_text runs_template shipped_measurements",
-    "api.model_list": "model_catalogue",
-    "api.pipeline_schedule": "timeline",
-    "api.plan_responses": "plan_response plans_response",
-    "api.planning": "estimate plan recommend",
-    "api.responses": "to_json",
-    "api.resolve": "is_recipe",
-    "api.shared_diagnosis": "SharedDiagnosis read_shared shareable",
-    "api.sharing": "share",
-    "api.show_samples": "samples",
-    "api.sizing": "size",
-    "api.targets": "is_target recipe_in_line",
-    "api.run_comparison": "is_run",
-    "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",
-    "choices": "ENGINES FRAMEWORKS GOALS",
-    "clusters": "cluster",
-    "recipes.replacements": "for_options",
-    "version": "SCHEMA",
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'meshwright.api' has no attribute {name!r}")
-    return getattr(import_module(f"meshwright.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"
+        " recipe_text rule_catalogue verification_reports",
+        "api.check_targets": "SkippedFile expand is_checked nothing_checked why_skipped",
+        "api.checks": "check check_response engine_of export write_plan",
+        "api.ci_formats": "distinct_findings github sarif",
+        "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
+        "api.comparison": "compare compare_response",
+        "api.completion": "starting_with",
+        "api.diagnosis": "diagnose doctor_response",
+        "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
+        "api.rehearsal": "rehearse rehearsal_response",
+        "api.argument_names": "as_override is_removed_key recipe_key",
+        "api.evidence": "evidence_for measured_points",
+        "api.explanations": "explain",
+        "api.hub_configs": "hub_texts",
+        "api.inspection": "inspect inspect_response",
+        "api.imports": "import_file import_response",
+        "api.measure": "accuracy accuracy_response calibrate profile_text runs_template shipped_measurements",
+        "api.model_list": "model_catalogue",
+        "api.pipeline_schedule": "timeline",
+        "api.plan_responses": "plan_response plans_response",
+        "api.planning": "estimate plan recommend",
+        "api.responses": "to_json",
+        "api.resolve": "is_recipe",
+        "api.shared_diagnosis": "SharedDiagnosis read_shared shareable",
+        "api.sharing": "share",
+        "api.show_samples": "samples",
+        "api.sizing": "size",
+        "api.targets": "is_target recipe_in_line",
+        "api.run_comparison": "is_run",
+        "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",
+        "choices": "ENGINES FRAMEWORKS GOALS",
+        "clusters": "cluster",
+        "recipes.replacements": "for_options",
+        "version": "SCHEMA",
+    },
+)

@@ -13,7 +13,7 @@ from meshwright import extras, file_access
 from meshwright.api.paths import looks_like_path
 from meshwright.display import plural
 from meshwright.errors import InputError, some
-from meshwright.frameworks import CheckResult
+from meshwright.frameworks.result import CheckResult
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import ENGINES, Recipe

@@ -12,8 +12,9 @@ import msgspec
 from meshwright import clusters
 from meshwright.api.inputs import fields_of
 from meshwright.errors import InputError
-from meshwright.frameworks import Content, SourcedValue, train_command
-from meshwright.frameworks.types import as_int
+from meshwright.frameworks.framework import Content
+from meshwright.frameworks.native import train_command
+from meshwright.frameworks.types import SourcedValue, as_int
 
 WRITTEN = re.compile(r"(?m)^# .* on (\S+), written by meshwright ")
 """The line of a job of ours that names its cluster; the scheduler's options have no GPU type."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from meshwright import costs, models, planner
@@ -14,12 +16,14 @@ from meshwright.api.run_length import overrides_of, plan_of_length, steps_counte
 from meshwright.api.targets import GOAL_FIX, own_recipe, stated_goal
 from meshwright.api.verb_function import verb
 from meshwright.errors import InputError
-from meshwright.frameworks import ImportedFile
 from meshwright.notes import note
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question, Ranking
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
+
+if TYPE_CHECKING:
+    from meshwright.frameworks.file_import import ImportedFile
 
 
 @verb(requests.Recommend)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,7 +28,6 @@ from meshwright.api.resolve import (
 from meshwright.choices import GOALS, synonym
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
-from meshwright.frameworks import Content, DroppedSetting, Framework, ImportedFile
 from meshwright.models import ModelSpec
 from meshwright.notes import no_notes, note
 from meshwright.parsing import sequence_length
@@ -38,6 +37,11 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
+
+if TYPE_CHECKING:
+    from meshwright.frameworks.dropped import DroppedSetting
+    from meshwright.frameworks.file_import import ImportedFile
+    from meshwright.frameworks.framework import Content, Framework
 
 GOAL_FIX = ("--goal pretrain", "--goal sft", "--goal peft")
 

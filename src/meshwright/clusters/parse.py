@@ -30,24 +30,22 @@ _N = r"[-+]?[0-9][0-9.,_]*(?:e[-+]?[0-9]+)?"
 _NODE = r"(?:nodes?|machines?|servers?|hosts?|instances?|box(?:es)?)"
 _OF = r"(?:of|with|x|,|:|having)"
 _BY = r"(?:\s*[x:@]\s*|\s+|\s*-\s*)"
-_FORMS = tuple(
-    re.compile(form)
-    for form in (
-        rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}?\s*(?P<each>{_N}){_BY}(?P<name>.+?)(?:\s*(?:each|per node))?",
-        rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}\s*(?P<name>[a-z].*)",
-        rf"(?P<count>{_N}){_BY}(?P<name>.+?)\s*(?:on|in|over|across|,)\s*(?P<nodes>{_N})\s*{_NODE}",
-        rf"(?P<each>{_N}){_BY}(?P<name>.+?)\s*(?:per|/|a)\s*node\s*(?:x|,|on|and)?\s*(?P<nodes>{_N})\s*{_NODE}",
-        rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N}){_BY}(?P<name>.+)",
-        rf"(?P<nodes>{_N})\s*x\s*\(\s*(?P<each>{_N}){_BY}(?P<name>.+?)\s*\)",
-        rf"(?P<count>{_N}){_BY}(?P<name>.+)",
-        rf"(?P<count>{_N})(?P<name>(?!x(?:\s*[0-9]|$))[a-z].*)",
-        rf"(?P<name>.+?)\s*[x:=,@]\s*(?P<count>{_N})",
-        rf"(?P<name>.+?)\s*[x:=,@]?\s*(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
-        rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
-        rf"(?P<nodes>{_N})\s*{_NODE}",
-        rf"(?P<count>{_N})",
-    )
+_FORMS = (
+    rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}?\s*(?P<each>{_N}){_BY}(?P<name>.+?)(?:\s*(?:each|per node))?",
+    rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}\s*(?P<name>[a-z].*)",
+    rf"(?P<count>{_N}){_BY}(?P<name>.+?)\s*(?:on|in|over|across|,)\s*(?P<nodes>{_N})\s*{_NODE}",
+    rf"(?P<each>{_N}){_BY}(?P<name>.+?)\s*(?:per|/|a)\s*node\s*(?:x|,|on|and)?\s*(?P<nodes>{_N})\s*{_NODE}",
+    rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N}){_BY}(?P<name>.+)",
+    rf"(?P<nodes>{_N})\s*x\s*\(\s*(?P<each>{_N}){_BY}(?P<name>.+?)\s*\)",
+    rf"(?P<count>{_N}){_BY}(?P<name>.+)",
+    rf"(?P<count>{_N})(?P<name>(?!x(?:\s*[0-9]|$))[a-z].*)",
+    rf"(?P<name>.+?)\s*[x:=,@]\s*(?P<count>{_N})",
+    rf"(?P<name>.+?)\s*[x:=,@]?\s*(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
+    rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
+    rf"(?P<nodes>{_N})\s*{_NODE}",
+    rf"(?P<count>{_N})",
 )
+"""Compiled when tried: most descriptions match an early form."""
 _TIMES_SIGNS = str.maketrans("×✕✖*", "xxxx")
 _FILLERS = re.compile(r"^gpus?\s*[:=]\s*|\b(?:gpus?|cards?|accelerators?)\b")
 _NUMBER_WORDS = {**NUMBER_WORDS, "single": 1, "dual": 2, "quad": 4}
@@ -256,7 +254,7 @@ def _parts(text: str) -> _Parts:
         raise _unnamed_rack(text, found[1] or "1", int(found[2]))
     unknown = None
     for form in _FORMS:
-        groups = {} if (found := form.fullmatch(plain)) is None else found.groupdict()
+        groups = {} if (found := re.fullmatch(form, plain)) is None else found.groupdict()
         name = groups.get("name")
         if name is not None and not is_known(name):
             unknown = unknown or (groups if name[:1].isalpha() or _CARD.fullmatch(name) else None)

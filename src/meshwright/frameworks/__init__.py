@@ -1,126 +1,91 @@
-"""Readers, checks and writers for the configs of other training frameworks."""
+"""Readers, checks and writers for the configs of other training frameworks.
+
+Names are imported on first use: the readers of eight frameworks take longer to import than a plan takes.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from meshwright import file_access
-from meshwright.errors import InputError
-from meshwright.frameworks.announced import lost_lines, with_comments
-from meshwright.frameworks.check import as_in_files, check, stated_gpus
-from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, require_model
-from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers, write
-from meshwright.frameworks.fixed_text import FixedText, fixed_text
-from meshwright.frameworks.framework import Content, Framework
-from meshwright.frameworks.import_file import ImportedFile, import_file
-from meshwright.frameworks.initial_weights import in_folder, loadable_weights, weights_to_prepare
-from meshwright.frameworks.load import SUFFIXES, content_of, format_of, open_file
-from meshwright.frameworks.mapping import no_effect
-from meshwright.frameworks.model_differences import as_replaced
-from meshwright.frameworks.native import check as check_native
-from meshwright.frameworks.native import is_native, looks_native, train_command
-from meshwright.frameworks.open_length import open_length_of_recipe
-from meshwright.frameworks.other_trainers import OtherTrainerError
-from meshwright.frameworks.our_fixes import in_our_keys, superseded
-from meshwright.frameworks.patch_file import patch, referenced_file
-from meshwright.frameworks.registry import NAMES, detect_framework, framework, require_framework
-from meshwright.frameworks.result import BaselineEntry, CheckResult, IgnoredFinding, RecipeCheckResult, UnresolvedValue
-from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, UnmappedField
+from meshwright.frameworks.registry import NAMES as NAMES
+from meshwright.frameworks.registry import framework as framework
+from meshwright.lazy_names import lazy_names
 
-__all__ = [
-    "NAMES",
-    "NATIVE",
-    "SUFFIXES",
-    "BaselineEntry",
-    "CheckResult",
-    "Content",
-    "DroppedSetting",
-    "ExportedConfig",
-    "FixedText",
-    "Framework",
-    "IgnoredFinding",
-    "ImportedFile",
-    "OtherTrainerError",
-    "Program",
-    "RecipeCheckResult",
-    "SourcedValue",
-    "UnmappedField",
-    "UnresolvedValue",
-    "as_in_files",
-    "as_replaced",
-    "check",
-    "check_native",
-    "content_of",
-    "detect_framework",
-    "dropped_settings",
-    "export",
-    "exported_engine",
-    "fixed_text",
-    "format_of",
-    "framework",
-    "framework_of",
-    "import_file",
-    "in_folder",
-    "in_our_keys",
-    "in_version",
-    "is_file",
-    "is_native",
-    "loadable_weights",
-    "lost_lines",
-    "lost_numbers",
-    "no_effect",
-    "open_file",
-    "open_length_of_recipe",
-    "patch",
-    "referenced_file",
-    "require_model",
-    "stated_gpus",
-    "superseded",
-    "train_command",
-    "weights_to_prepare",
-    "with_comments",
-    "write",
-]
+if TYPE_CHECKING:  # the names of the table below, for type checkers
+    from meshwright.frameworks.announced import lost_lines as lost_lines
+    from meshwright.frameworks.announced import with_comments as with_comments
+    from meshwright.frameworks.applied_fixes import FixedText as FixedText
+    from meshwright.frameworks.applied_fixes import fixed_text as fixed_text
+    from meshwright.frameworks.check_file import as_in_files as as_in_files
+    from meshwright.frameworks.check_file import check as check
+    from meshwright.frameworks.check_file import stated_gpus as stated_gpus
+    from meshwright.frameworks.detection import NATIVE as NATIVE
+    from meshwright.frameworks.detection import detect_framework as detect_framework
+    from meshwright.frameworks.detection import framework_of as framework_of
+    from meshwright.frameworks.detection import require_framework as require_framework
+    from meshwright.frameworks.dropped import DroppedSetting as DroppedSetting
+    from meshwright.frameworks.dropped import dropped_settings as dropped_settings
+    from meshwright.frameworks.dropped import require_model as require_model
+    from meshwright.frameworks.export_recipe import export as export
+    from meshwright.frameworks.export_recipe import exported_engine as exported_engine
+    from meshwright.frameworks.export_recipe import in_version as in_version
+    from meshwright.frameworks.export_recipe import lost_numbers as lost_numbers
+    from meshwright.frameworks.export_recipe import write as write
+    from meshwright.frameworks.file_import import ImportedFile as ImportedFile
+    from meshwright.frameworks.file_import import import_file as import_file
+    from meshwright.frameworks.framework import Content as Content
+    from meshwright.frameworks.framework import Framework as Framework
+    from meshwright.frameworks.initial_weights import in_folder as in_folder
+    from meshwright.frameworks.initial_weights import loadable_weights as loadable_weights
+    from meshwright.frameworks.initial_weights import weights_to_prepare as weights_to_prepare
+    from meshwright.frameworks.load import SUFFIXES as SUFFIXES
+    from meshwright.frameworks.load import content_of as content_of
+    from meshwright.frameworks.load import format_of as format_of
+    from meshwright.frameworks.load import is_file as is_file
+    from meshwright.frameworks.load import open_file as open_file
+    from meshwright.frameworks.mapping import no_effect as no_effect
+    from meshwright.frameworks.model_differences import as_replaced as as_replaced
+    from meshwright.frameworks.native import check_native as check_native
+    from meshwright.frameworks.native import is_native as is_native
+    from meshwright.frameworks.native import looks_native as looks_native
+    from meshwright.frameworks.native import train_command as train_command
+    from meshwright.frameworks.open_length import open_length_of_recipe as open_length_of_recipe
+    from meshwright.frameworks.other_trainers import OtherTrainerError as OtherTrainerError
+    from meshwright.frameworks.our_fixes import in_our_keys as in_our_keys
+    from meshwright.frameworks.our_fixes import superseded as superseded
+    from meshwright.frameworks.patch_file import patch as patch
+    from meshwright.frameworks.patch_file import referenced_file as referenced_file
+    from meshwright.frameworks.result import BaselineEntry as BaselineEntry
+    from meshwright.frameworks.result import CheckResult as CheckResult
+    from meshwright.frameworks.result import IgnoredFinding as IgnoredFinding
+    from meshwright.frameworks.result import RecipeCheckResult as RecipeCheckResult
+    from meshwright.frameworks.result import UnresolvedValue as UnresolvedValue
+    from meshwright.frameworks.types import ExportedConfig as ExportedConfig
+    from meshwright.frameworks.types import Program as Program
+    from meshwright.frameworks.types import SourcedValue as SourcedValue
+    from meshwright.frameworks.types import UnmappedField as UnmappedField
 
-NATIVE = "meshwright"
-
-
-def is_file(name: str) -> bool:
-    """Return whether a name refers to a file rather than a shipped recipe."""
-    path = Path(name)
-    return path.suffix.lower() in SUFFIXES or file_access.exists(path)
-
-
-def framework_of(content: Content, named: str | None = None, front_ends: bool = False) -> Framework | None:
-    """Return the framework of a file, as named or detected; None for a native recipe or a job that trains one.
-
-    `front_ends`: also one whose files are only checked.
-    """
-    if content.format == "shell" and (named == NATIVE or train_command(content) is not None):
-        _require_own_job(content, named)
-        return None
-    if named == NATIVE or (named is None and is_native(content)):
-        return None
-    if named is not None:
-        return require_framework(content, named)
-    try:
-        return detect_framework(content, front_ends)
-    except InputError:
-        if looks_native(content):  # its reader says which key is missing or misspelt
-            return None
-        raise
-
-
-def _require_own_job(content: Content, named: str | None) -> None:
-    """Raise InputError for a script whose training is not that of the named framework."""
-    if train_command(content) is None:
-        reason = "is a script without a meshwright train command"
-        try:
-            fix: tuple[str, ...] = (f"--framework {detect_framework(content).name}",)
-        except InputError:
-            fix = ()
-        raise InputError(reason, field="file", value=content.path, fix=fix)
-    if named not in (None, NATIVE):
-        raise InputError(
-            f"{content.path} runs meshwright train", field="framework", value=named, fix=(f"--framework {NATIVE}",)
-        )
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "frameworks.announced": "lost_lines with_comments",
+        "frameworks.check_file": "as_in_files check stated_gpus",
+        "frameworks.dropped": "DroppedSetting dropped_settings require_model",
+        "frameworks.export_recipe": "export exported_engine in_version lost_numbers write",
+        "frameworks.detection": "NATIVE detect_framework framework_of require_framework",
+        "frameworks.file_import": "ImportedFile import_file",
+        "frameworks.applied_fixes": "FixedText fixed_text",
+        "frameworks.framework": "Content Framework",
+        "frameworks.initial_weights": "in_folder loadable_weights weights_to_prepare",
+        "frameworks.load": "SUFFIXES content_of format_of is_file open_file",
+        "frameworks.mapping": "no_effect",
+        "frameworks.model_differences": "as_replaced",
+        "frameworks.native": "check_native is_native looks_native train_command",
+        "frameworks.open_length": "open_length_of_recipe",
+        "frameworks.other_trainers": "OtherTrainerError",
+        "frameworks.our_fixes": "in_our_keys superseded",
+        "frameworks.patch_file": "patch referenced_file",
+        "frameworks.result": "BaselineEntry CheckResult IgnoredFinding RecipeCheckResult UnresolvedValue",
+        "frameworks.types": "ExportedConfig Program SourcedValue UnmappedField",
+    },
+)

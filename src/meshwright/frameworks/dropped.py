@@ -12,9 +12,9 @@ from msgspec import UNSET
 from meshwright.clusters import DEFAULT_GPU, Cluster, cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.common import FOLDERS
-from meshwright.frameworks.export import write
+from meshwright.frameworks.export_recipe import write
+from meshwright.frameworks.file_import import referring
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
-from meshwright.frameworks.import_file import referring
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.schedule_units import length_keys

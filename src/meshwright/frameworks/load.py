@@ -120,3 +120,9 @@ def format_of(path: str, text: str) -> Format:
     raise InputError(
         "has an unknown format", field="file", value=path, fix=[f"use one of the suffixes {', '.join(SUFFIXES)}"]
     )
+
+
+def is_file(name: str) -> bool:
+    """Return whether a name refers to a file rather than a shipped recipe."""
+    path = Path(name)
+    return path.suffix.lower() in SUFFIXES or file_access.exists(path)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -403,8 +403,18 @@ def same_value(one: object, other: object) -> bool:
     return one == other
 
 
+class KeyMap(Protocol):
+    """What writing settings needs of a framework: its title and its key map; its reader is not imported."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def key_map(self) -> str: ...
+
+
 def to_settings(
-    framework: Framework, recipe: Recipe, fields: Iterable[str]
+    framework: KeyMap, recipe: Recipe, fields: Iterable[str]
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
     """Return the framework's settings for these recipe fields, in key-map order, and the fields without a key."""
     wanted = set(fields)

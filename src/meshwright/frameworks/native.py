@@ -46,7 +46,7 @@ def train_command(content: Content) -> LaunchCommand | None:
     return launch if is_ours and launch is not None and launch.args[0].value == "train" else None
 
 
-def check(
+def check_native(
     recipe: Recipe,
     on: Cluster,
     engine: str,

@@ -14,7 +14,7 @@ import msgspec
 from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.fixed_text import fixed_text
+from meshwright.frameworks.applied_fixes import fixed_text
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.merged_fix import program_arguments
 from meshwright.frameworks.script_arguments import Arguments, argument_lists, with_arguments, with_variable

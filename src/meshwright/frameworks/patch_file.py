@@ -20,9 +20,9 @@ from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import FOLDERS
 from meshwright.frameworks.dropped import STRUCTURED, DroppedSetting, lost_arguments, lost_folders
-from meshwright.frameworks.export import ARGUMENTS_FILE, differences, is_same, read_back, write
+from meshwright.frameworks.export_recipe import ARGUMENTS_FILE, differences, is_same, read_back, write
+from meshwright.frameworks.file_import import ImportedFile
 from meshwright.frameworks.framework import Content, Framework
-from meshwright.frameworks.import_file import ImportedFile
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import nest, text_of
 from meshwright.frameworks.model_match import same_shape

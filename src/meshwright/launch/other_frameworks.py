@@ -13,7 +13,7 @@ from meshwright import file_access
 from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
-from meshwright.frameworks.export import ARGUMENTS_FILE
+from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.trainer_fields import DATASETS
 from meshwright.frameworks.types import Program, SourcedValue

@@ -242,7 +242,7 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
             removed.append((key, text))
         elif item:
             items.setdefault(field, {})[item] = text
-        elif key in override_composite_keys():
+        elif key not in recipe_fields() and key in override_composite_keys():  # ours need no other framework's keys
             groups.setdefault(override_composite_keys()[key].keys, {})[key] = text
         else:
             try:

@@ -682,7 +682,7 @@ def _read_deepspeed_config(
         inner = open_referenced_file(content, path)
     except InputError:
         return None
-    from meshwright.frameworks.check import check
+    from meshwright.frameworks.check_file import check
     from meshwright.frameworks.deepspeed.definition import FRAMEWORK
     from meshwright.frameworks.deepspeed.parse import parse_json
     from meshwright.frameworks.mapping import map_to_recipe

@@ -31,7 +31,7 @@ def deepspeed_findings(
     inner = _opened(content, settings)
     if inner is None or inner.format != "json":
         return
-    from meshwright.frameworks.check import findings_without_fixes
+    from meshwright.frameworks.check_file import findings_without_fixes
     from meshwright.frameworks.deepspeed.definition import FRAMEWORK
     from meshwright.frameworks.deepspeed.parse import parse_json
 

@@ -8,10 +8,11 @@ from meshwright.frameworks.megatron_bridge.keys import HUGGING_FACE_NAMES, is_ex
 from meshwright.frameworks.megatron_bridge.parse import detect, parse
 from meshwright.frameworks.megatron_bridge.rules import RULES
 from meshwright.frameworks.megatron_bridge.runner import complete
+from meshwright.frameworks.megatron_bridge.settings import KEYS
 
 FRAMEWORK = Framework(
     name="megatron-bridge",
-    title="Megatron-Bridge",
+    title=KEYS.title,
     version="commit 067f987, 2026-08-22",
     engine="megatron",
     inputs=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,14 @@ SHOWN = (
 BIAS, BALANCING_LOSS = "model.moe_router_enable_expert_bias", "model.moe_router_load_balancing_type"
 SHOWN_IF_PARALLEL = ("model.context_parallel_size", "model.expert_model_parallel_size")
 """Keys written even if they equal the base recipe."""
+
+
+class _Keys(NamedTuple):
+    title: str
+    key_map: str
+
+
+KEYS = _Keys("Megatron-Bridge", "megatron_bridge")
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -78,14 +86,12 @@ def difference(
     recipe: Recipe, model: ModelSpec, row: bridge_recipes.BridgeRecipe | None = None, *, python: bool = False
 ) -> Difference:
     """Return the settings of a recipe that differ from its base, or from the common recipe."""
-    from meshwright.frameworks.megatron_bridge.definition import FRAMEWORK
-
     base = row.recipe() if row else bridge_recipes.common(recipe.goal)
     parts = split_keys(recipe)  # no row of the key map: elsewhere, dataset.split names a split of a dataset
     custom = (*CUSTOM_FIELDS, *(["data.validation_part"] if parts else []))
     fields = [key for key in relevant_fields(recipe, model) if key not in custom]
-    before, _ = to_settings(FRAMEWORK, base, fields)
-    after, lost = to_settings(FRAMEWORK, recipe, fields)
+    before, _ = to_settings(KEYS, base, fields)
+    after, lost = to_settings(KEYS, recipe, fields)
     unmapped = {one.field: one for one in lost}
     if (part := unmapped.get("data.validation_part")) is not None and recipe.goal == "pretrain":
         reason = "random tokens are not split; with data.dataset=PREFIX it is written as dataset.split"

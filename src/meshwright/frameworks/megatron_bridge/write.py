@@ -25,7 +25,7 @@ from meshwright.frameworks.megatron_bridge.settings import (
     find_counterpart,
     with_distributed_optimizer,
 )
-from meshwright.frameworks.megatron_lm.required_args import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
+from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import Mamba2, ModelSpec, has_other_weights

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, HYBRID_SPEC, format_flag
+from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import DATA_LISTS
 
 ASSERTED = "AssertionError in argument validation"
@@ -233,8 +234,6 @@ TOKENIZER_MODELS = (
     "GPTSentencePieceTokenizer", "Llama2Tokenizer", "Llama3Tokenizer",
 )  # fmt: skip
 """Tokenizers that are built from --tokenizer-model."""
-SENTENCEPIECE, SENTENCEPIECE_TOKENIZER = ".model", "Llama2Tokenizer"
-"""Suffix of SentencePiece files, and the tokenizer that reads Llama's."""
 TOKENIZER_FILES = {DEFAULT_TOKENIZER: ("vocab_file", "merge_file"), "BertWordPieceCase": ("vocab_file",)}
 
 

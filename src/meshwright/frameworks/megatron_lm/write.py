@@ -19,9 +19,9 @@ from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings,
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, flag_of
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.frameworks.megatron_lm.numerics import ARRAY, numeric_flags, numeric_notes
-from meshwright.frameworks.megatron_lm.required_args import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OFFLOAD_V1, OFFLOADED_EXPERT_MODULES, OFFLOADED_MODULES
+from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys

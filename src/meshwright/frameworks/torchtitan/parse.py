@@ -126,7 +126,7 @@ def _parse_functions(content: Content) -> ParsedConfig:
 @lru_cache(maxsize=16)
 def _findings_of_others(path: str, text: str, first: str) -> tuple[Finding, ...]:
     """Return the findings of all configs of a file but the first; a file is parsed several times per check."""
-    from meshwright.frameworks.check import findings_without_fixes
+    from meshwright.frameworks.check_file import findings_without_fixes
     from meshwright.frameworks.registry import framework
 
     content, torchtitan = Content(path, text, "python"), framework(TABLE)

@@ -15,7 +15,7 @@ from meshwright import clusters
 from meshwright.clusters import Assumption, Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.catalogue_shape import catalogue_reference
-from meshwright.frameworks.check import Count, check
+from meshwright.frameworks.check_file import Count, check
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model, find_model

@@ -1,0 +1,192 @@
+"""The framework of a file: named by the user, or detected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.choices import FRONT_ENDS
+from meshwright.choices import Framework as FrameworkName
+from meshwright.errors import InputError, some
+from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.native import is_native, looks_native, train_command
+from meshwright.frameworks.other_trainers import OtherTrainerError, other_loss, other_trainer
+from meshwright.frameworks.registry import FORMATS, READ, framework
+
+NATIVE = "meshwright"
+BOTH, HALVES = (
+    "megatron-deepspeed",
+    ("megatron-lm", "deepspeed"),
+)  # a script with flags of one and a config of the other
+STARTED: tuple[FrameworkName, ...] = (
+    "megatron-bridge",
+    "deepspeed",
+    "accelerate",
+)  # read from the Python program that a script starts
+CONFIGS = (".yaml", ".yml", ".toml", ".json")
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+LONGEST_NAME = 200  # characters of a path that is looked up
+
+
+def framework_of(content: Content, named: str | None = None, front_ends: bool = False) -> Framework | None:
+    """Return the framework of a file, as named or detected; None for a native recipe or a job that trains one.
+
+    `front_ends`: also one whose files are only checked.
+    """
+    if content.format == "shell" and (named == NATIVE or train_command(content) is not None):
+        _require_own_job(content, named)
+        return None
+    if named == NATIVE or (named is None and is_native(content)):
+        return None
+    if named is not None:
+        return require_framework(content, named)
+    try:
+        return detect_framework(content, front_ends)
+    except InputError:
+        if looks_native(content):  # its reader says which key is missing or misspelt
+            return None
+        raise
+
+
+def _require_own_job(content: Content, named: str | None) -> None:
+    """Raise InputError for a script whose training is not that of the named framework."""
+    if train_command(content) is None:
+        reason = "is a script without a meshwright train command"
+        try:
+            fix: tuple[str, ...] = (f"--framework {detect_framework(content).name}",)
+        except InputError:
+            fix = ()
+        raise InputError(reason, field="file", value=content.path, fix=fix)
+    if named not in (None, NATIVE):
+        raise InputError(
+            f"{content.path} runs meshwright train", field="framework", value=named, fix=(f"--framework {NATIVE}",)
+        )
+
+
+def detect_framework(content: Content, front_ends: bool = False) -> Framework:
+    """Return the framework that a file is for; `front_ends`: also one that is only checked."""
+    if front_ends and content.format == "shell" and (end := _front_end_of(content)) is not None:
+        return end
+    if (loss := other_loss(content)) is not None:
+        raise loss
+    scores = {name: framework(name).detect(content) for name in READ if _may_match(name, content)}
+    if not any(scores.values()):  # a script may start a program beside it that shows the framework
+        others = (name for name in STARTED if name not in scores and content.format == "shell")
+        scores |= {name: framework(name).detect(content) for name in others}
+    best = max(scores.values(), default=0)
+    found = [name for name, score in scores.items() if score == best]
+    if best == 0:
+        seen = f"; its top-level keys are {some(sorted(content.top_level_keys()), 6)}" if content.settings else ""
+        if front_ends and (found_end := _front_end_of(content)) is not None:
+            return found_end
+        other = other_trainer(content)
+        if other is not None:
+            raise other
+        if (found_end := _front_end_of(content)) is not None:
+            raise OtherTrainerError(found_end.title, _with_settings(found_end, content))
+        scripts = _scripts(content)
+        runs = f"; it runs {some(scripts, 3)}" if scripts else ""
+        raise InputError(
+            f"matches no supported framework{seen}{runs}",
+            field="file",
+            value=content.path,
+            fix=[f"meshwright check {path}" for path in scripts]
+            or _configs(content)
+            or [f"--framework {name}" for name in _readers(content)],
+        )
+    if len(found) > 1:
+        raise InputError(
+            f"matches {' and '.join(found)}",
+            field="file",
+            value=content.path,
+            fix=[f"--framework {name}" for name in found],
+        )
+    return framework(found[0])
+
+
+def _front_end_of(content: Content) -> Framework | None:
+    if (
+        content.format == "yaml"
+        or any(name in content.text for name in ("swift", "trl"))
+        or any(one.launcher == "front-end" for one in content.launches)
+    ):
+        from meshwright.frameworks.front_ends import detect_front_end
+
+        return detect_front_end(content)
+    return None
+
+
+def _with_settings(end: Framework, content: Content) -> Content:
+    from meshwright.frameworks.front_ends import FRONT_ENDS as DESCRIBED
+    from meshwright.frameworks.front_ends import with_command_settings
+
+    return with_command_settings(DESCRIBED[end.name], content)
+
+
+def require_framework(content: Content, name: str) -> Framework:
+    """Return the named framework; raise InputError if the file is another framework's and shows nothing of this one."""
+    if name.strip().lower().replace("_", "-") in FRONT_ENDS:
+        from meshwright.frameworks.front_ends import front_end
+
+        return front_end(name)
+    named = framework(name)
+    if named.name in HALVES and _may_match(BOTH, content) and framework(BOTH).detect(content):
+        return framework(BOTH)  # reads the flags and the config
+    if (loss := other_loss(content)) is not None:
+        raise loss
+    if content.format not in FORMATS[named.name]:
+        formats = " or ".join(FORMATS[named.name])
+        reason = f"is a {content.format} file, and {named.title} reads {formats}"
+    elif named.detect(content):
+        return named
+    else:
+        reason = f"has no setting of {named.title}"
+    try:
+        found = detect_framework(content)
+    except InputError:
+        if content.format in FORMATS[named.name]:
+            return named  # it may be an unusual file of this framework
+        raise InputError(reason, field="framework", value=name) from None
+    raise InputError(
+        f"{reason}: it is a file of {found.title}", field="framework", value=name, fix=(f"--framework {found.name}",)
+    )
+
+
+def _readers(content: Content) -> list[str]:
+    """Return the frameworks that read files of this format, and of a script those that find their command in it."""
+    names = [name for name in READ if content.format in FORMATS[name]]
+    if content.format in ("shell", "python"):  # our own files are neither
+        return [name for name in names if _parses(name, content)]
+    return [*names, "meshwright"]
+
+
+def _parses(name: str, content: Content) -> bool:
+    try:
+        framework(name).parse(content)
+    except InputError:
+        return False
+    return True
+
+
+def _scripts(content: Content) -> list[str]:
+    """Return the other scripts in the folder of a script that it runs."""
+    if content.format != "shell" or content.folder is None:
+        return []
+    lines = (line.partition("#")[0] for line in content.text.splitlines() if not line.lstrip().startswith("#"))
+    named = dict.fromkeys(word.strip("\"'") for line in lines for word in line.split())
+    found = (content.folder / word for word in named if word.endswith(SCRIPTS) and len(word) < LONGEST_NAME)
+    return [str(path) for path in found if path.is_file() and path.name != Path(content.path).name]
+
+
+def _configs(content: Content) -> list[str]:
+    """Return the commands that check the configs beside a script: those it names, or of its own name."""
+    if content.format != "shell" or content.folder is None:
+        return []
+    named = [str(arg.value).rpartition("=")[2] for launch in content.launches for arg in launch.args]
+    own = [f"{Path(content.path).stem}{suffix}" for suffix in CONFIGS]
+    found = [content.folder / one for one in (*named, *own) if one.endswith(CONFIGS)]
+    return list(dict.fromkeys(f"meshwright check {path}" for path in found if path.is_file()))
+
+
+def _may_match(name: str, content: Content) -> bool:
+    marks = FORMATS[name].get(content.format)
+    return marks is not None and (not marks or any(mark in content.text for mark in marks))
