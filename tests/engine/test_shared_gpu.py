@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from tests.engine.families import FAMILIES
 from tests.engine.parity import SEQ, recipe
 from tests.engine.ranks import run
 
 from meshwright.clusters import cluster
 from meshwright.engine import shared_gpu, validate
+from meshwright.engine.collectives import copy_in, sum_out
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.mesh import build_mesh
+from meshwright.engine.mesh import GroupInfo, build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.rank_env import Process
 from meshwright.engine.shared_gpu import choose_backend, ranks_per_gpu
@@ -61,19 +62,27 @@ def test_ranks_take_their_part_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert ranks_per_gpu(FOUR, 1) == 4
 
 
-def test_compiled_tensor_parallelism_is_refused_where_ranks_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "cluster", lambda text: cluster("1xH200" if text == "auto" else text))
+def compiled_sum(rank: int, world: int, through_host: bool) -> tuple[list[float], str]:
+    """Return a sum over the ranks and its gradient in compiled code, and the code of its graphs."""
+    graphs: list[str] = []
 
-    def tried(layout: types.Layout, compiled: bool, world: int) -> None:
-        made = msgspec.structs.replace(recipe(layout), kernels=types.Kernels(compile=compiled))
-        validate.refuse_compiled_tp(made, None, world)
+    def backend(module: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Any:
+        graphs.append(str(module.code))
+        return module.forward
 
-    tried(types.Layout(tp=2), False, 2)
-    tried(types.Layout(), True, 2)
-    tried(types.Layout(), True, 1)
-    with pytest.raises(InputError, match="wrong gradients or crash") as refused:
-        tried(types.Layout(tp=2), True, 2)
-    assert refused.value.fix == ("kernels.compile=false",)
+    axis = GroupInfo(world, rank, dist.group.WORLD, tuple(range(world)), through_host)
+    x = torch.full((2,), float(rank + 1), requires_grad=True)
+    out = torch.compile(lambda x: 3 * sum_out(copy_in(2 * x, axis), axis), backend=backend)(x)
+    out.sum().backward()
+    return [*out.tolist(), *x.grad.tolist()], "\n".join(graphs)
+
+
+def test_collectives_through_host_memory_stay_outside_compiled_code() -> None:
+    for through_host in (False, True):
+        for values, code in run(2, compiled_sum, through_host):
+            assert values == [18.0, 18.0, 12.0, 12.0]
+            assert ("_SumOut" in code or "all_reduce" in code or "autograd_function" in code) != through_host
+            assert "mul" in code or "*" in code  # the rest is compiled
 
 
 def streams_of_fsdp(rank: int, world: int) -> list[str]:
@@ -113,7 +122,7 @@ def sent_through_host(rank: int, world: int, layout: types.Layout) -> tuple[list
         return made
 
     original, shared_gpu.on_host = shared_gpu.on_host, on_host
-    shared_gpu.sends_through_host = lambda device, group: group is not None
+    shared_gpu.sends_through_host = lambda device_type, group: group is not None
     return loss_and_norm(layout), len(copies)
 
 
@@ -131,7 +140,7 @@ def test_steps_with_sends_through_host_memory_equal_one_rank(name: str) -> None:
 
 def test_only_cuda_tensors_of_gloo_groups_go_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.get_backend", lambda group: group)
-    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    cuda, cpu = "cuda", "cpu"
     assert shared_gpu.sends_through_host(cuda, "gloo")
     assert not shared_gpu.sends_through_host(cuda, "nccl")
     assert not shared_gpu.sends_through_host(cpu, "gloo")

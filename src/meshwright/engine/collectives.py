@@ -19,22 +19,35 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 
 def copy_in(x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
     """Identity in the forward pass; all-reduce of the gradient in the backward pass."""
-    return x if axis.size == 1 else _CopyIn.apply(x, axis)  # type: ignore[no-untyped-call]
+    return _applied(_CopyIn, x, axis)
 
 
 def sum_out(x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
     """All-reduce in the forward pass; identity in the backward pass."""
-    return x if axis.size == 1 else _SumOut.apply(x, axis)  # type: ignore[no-untyped-call]
+    return _applied(_SumOut, x, axis)
 
 
 def gather(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     """All-gather along a dimension in the forward pass; reduce-scatter in the backward pass."""
-    return x if axis.size == 1 else _Gather.apply(x, axis, dim)  # type: ignore[no-untyped-call]
+    return _applied(_Gather, x, axis, dim)
 
 
 def sum_scatter(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     """Reduce-scatter along a dimension in the forward pass; all-gather in the backward pass."""
-    return x if axis.size == 1 else _SumScatter.apply(x, axis, dim)  # type: ignore[no-untyped-call]
+    return _applied(_SumScatter, x, axis, dim)
+
+
+def _applied(function: Any, x: torch.Tensor, axis: GroupInfo, *dim: int) -> torch.Tensor:
+    if axis.size == 1:
+        return x
+    return _outside_graphs(function, x, axis, *dim) if axis.through_host else function.apply(x, axis, *dim)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+def _outside_graphs(function: Any, *args: Any) -> torch.Tensor:
+    # Inside a compiled block gloo would read CUDA tensors whose memory the block has given back.
+    out: torch.Tensor = function.apply(*args)
+    return out
 
 
 def total(x: torch.Tensor, *axes: GroupInfo) -> torch.Tensor:

@@ -7,13 +7,14 @@ pipeline stage differently: the dense mesh and the expert mesh cover the same ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from meshwright.engine.shared_gpu import sends_through_host
 from meshwright.errors import InputError
 from meshwright.recipes.types import Layout
 
@@ -26,6 +27,7 @@ class GroupInfo:
     rank: int
     group: Any = None  # a process group; None for a group of one rank
     ranks: tuple[int, ...] = (0,)  # global ranks, in order
+    through_host: bool = False  # whether collectives of GPU tensors copy them through host memory (gloo)
 
 
 SOLO = GroupInfo(1, 0)
@@ -64,7 +66,9 @@ class Mesh:
     def etp(self) -> GroupInfo:
         """The ranks with slices of the same experts."""
         mesh = self.expert_state["etp"]
-        return GroupInfo(mesh.size(), mesh.get_local_rank(), mesh.get_group() if mesh.size() > 1 else None)
+        group = mesh.get_group() if mesh.size() > 1 else None
+        through_host = sends_through_host(self.device_type, group)
+        return GroupInfo(mesh.size(), mesh.get_local_rank(), group, through_host=through_host)
 
 
 def sizes(layout: Layout, world: int) -> dict[str, int]:
@@ -114,17 +118,22 @@ def build_mesh(layout: Layout, device_type: str) -> Mesh:
     grid = np.arange(world).reshape(n["pp"], data, n["cp"], n["tp"])
     experts = np.arange(world).reshape(-1, n["ep"] * n["etp"])
     first_and_last = [(int(a), int(b)) for a, b in zip(grid[0].ravel(), grid[-1].ravel(), strict=True)]
+    through_host = sends_through_host(device_type, dist.group.WORLD)
+
+    def group(rows: np.ndarray[Any, Any]) -> GroupInfo:
+        return replace(_group(rank, rows), through_host=through_host)
+
     return Mesh(
         device_type=device_type,
-        world=GroupInfo(world, rank, dist.group.WORLD, tuple(range(world))),
-        pp=_group(rank, np.moveaxis(grid, 0, -1).reshape(-1, n["pp"])),
-        dp=_group(rank, np.moveaxis(grid, 1, -1).reshape(-1, data)),
-        cp=_group(rank, np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
-        tp=_group(rank, grid.reshape(-1, n["tp"])),
-        stage=_group(rank, grid.reshape(n["pp"], -1)),
-        sequence=_group(rank, grid.reshape(-1, n["cp"] * n["tp"])),
-        experts=_group(rank, experts),
-        ends=_group(rank, np.array(first_and_last)) if n["pp"] > 1 else SOLO,
+        world=GroupInfo(world, rank, dist.group.WORLD, tuple(range(world)), through_host),
+        pp=group(np.moveaxis(grid, 0, -1).reshape(-1, n["pp"])),
+        dp=group(np.moveaxis(grid, 1, -1).reshape(-1, data)),
+        cp=group(np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
+        tp=group(grid.reshape(-1, n["tp"])),
+        stage=group(grid.reshape(n["pp"], -1)),
+        sequence=group(grid.reshape(-1, n["cp"] * n["tp"])),
+        experts=group(experts),
+        ends=group(np.array(first_and_last)) if n["pp"] > 1 else SOLO,
         state=init_device_mesh(
             device_type,
             (n["pp"], *_shard_sizes(layout, n["dp_replicate"], n["dp_shard"] * n["cp"]), n["tp"]),

@@ -69,11 +69,11 @@ def describe(process: Process) -> str:
     return f"--backend gloo: {host}" if process.backend == "gloo" and process.world > 1 else ""
 
 
-def sends_through_host(device: torch.device, group: Any) -> bool:
+def sends_through_host(device_type: str, group: Any) -> bool:
     """Return whether tensors of a device must be copied to the host to be sent in this group."""
     import torch.distributed as dist
 
-    return device.type == "cuda" and group is not None and "gloo" in str(dist.get_backend(group))
+    return device_type == "cuda" and group is not None and "gloo" in str(dist.get_backend(group))
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

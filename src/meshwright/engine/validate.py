@@ -13,7 +13,7 @@ from meshwright.clusters import Cluster, cluster
 from meshwright.engine.metrics.jsonl import log
 from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
-from meshwright.engine.shared_gpu import CONTEXT_GIB, choose_backend, ranks_per_gpu
+from meshwright.engine.shared_gpu import CONTEXT_GIB, ranks_per_gpu
 from meshwright.errors import InputError
 from meshwright.models import is_path
 from meshwright.recipes.case import Case
@@ -28,7 +28,6 @@ ESTIMATED_ONLY = ("precision.format-published", "engine.model-not-trained")
 def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:
     """Return the recipe as a case on the ranks it will have; raise RefusedError for blocking findings."""
     ranks = run_cluster(recipe, process, world)
-    refuse_compiled_tp(recipe, process, world)
     case = Case(recipe, family_of(recipe).spec_of(recipe, config), ranks, memory_of=costs.memory)
     if blocking := blocking_findings(case):
         raise RefusedError(blocking)
@@ -104,30 +103,6 @@ def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
         return made
     part = msgspec.structs.replace(made.gpu, memory_gib=made.gpu.memory_gib / sharing - CONTEXT_GIB)
     return msgspec.structs.replace(made, gpu=part)
-
-
-def refuse_compiled_tp(recipe: Recipe, process: Process | None, world: int) -> None:
-    """Refuse compiled blocks of tensor parallelism over gloo on a GPU.
-
-    Their collectives are part of the compiled code, where gloo reads CUDA tensors that the code has given back: on an
-    H200 the ranks crashed, or gradients were wrong (benchmarks/results/gpu_ranks.json).
-    """
-    if recipe.kernels.compile and recipe.layout.tp > 1 and shares_gpus(process, world):
-        raise InputError(
-            "compiled blocks with tensor parallelism compute wrong gradients or crash where ranks share a GPU (gloo)",
-            field="kernels.compile",
-            value=True,
-            fix=("kernels.compile=false",),
-        )
-
-
-def shares_gpus(process: Process | None, world: int) -> bool:
-    """Return whether this run's collectives use gloo on GPUs."""
-    on_cpu = process is not None and process.device.type == "cpu"
-    with suppress(InputError):
-        gpus = cluster("auto").gpus_per_node
-        return not on_cpu and choose_backend(process or Process(local_world=world), "cuda", gpus) == "gloo"
-    return False
 
 
 def data_ranks(layout: Layout, world: int) -> int:

@@ -22,6 +22,7 @@ from meshwright.recipes.capabilities import can_export
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import keys_by_flat_name
 from meshwright.rules.model_families import is_qwen3_next
+from meshwright.rules.search_values import divisors
 
 TITLE = "a faster step"
 MIN_GAIN = 0.03  # of the step time, of all changes together
@@ -42,7 +43,8 @@ def fast_values(baseline: Baseline, case: Case) -> Values:
         return {}
     step_s = float(costs.step_time(case).step_s)
     current, step_s, kernels = _improved(baseline, case, _kernels(case), step_s)
-    return kernels | _improved(baseline, current, _gathered(current), step_s, GATHERED_GAIN)[2]
+    current, step_s, batched = _improved(baseline, current, _batched(current), step_s, MIN_GAIN)
+    return kernels | batched | _improved(baseline, current, _gathered(current), step_s, GATHERED_GAIN)[2]
 
 
 def faster_step(baseline: Baseline, case: Case, estimate: costs.Estimate) -> Iterable[Suggestion]:
@@ -102,6 +104,22 @@ def _losses(case: Case) -> Iterator[Values]:
 def _gathered(case: Case) -> Iterator[Values]:
     if case.reshard_after_forward and case.strategy == "fsdp2" and case.shard > 1:
         yield {"reshard_after_forward": False}
+
+
+def _batched(case: Case) -> Iterator[Values]:
+    """Yield micro batches whose memory comes from recomputing some modules: the fastest with headroom for each kind.
+
+    The search tries selective recompute of attention only. Many small experts keep much memory, and the host must
+    launch their kernels for every micro batch.
+    """
+    ranks = max(1, int(case.cluster.world // (case.tp * case.pp * case.cp)))
+    sizes = divisors(max(1, int(case.global_batch_size) // ranks))
+    for modules in MODULES if case.is_moe else ():
+        values = {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
+        tried = case.replace(micro_batch_size=np.array(sizes), **values)
+        step_s = np.where(has_headroom(costs.memory(tried).total, tried), costs.step_time(tried).step_s, np.inf)
+        if np.isfinite(step_s).any():
+            yield {"micro_batch_size": sizes[int(np.argmin(step_s))], **values}
 
 
 def _less_recompute(case: Case) -> Iterator[Values]:

@@ -175,7 +175,7 @@ def _send_to_next(tensors: list[Tensor], layout: RingLayout) -> Callable[[], lis
     after = dist.get_global_rank(layout.group, (layout.rank + 1) % layout.size)
     before = dist.get_global_rank(layout.group, (layout.rank - 1) % layout.size)
     device = tensors[0].device
-    through_host = shared_gpu.sends_through_host(device, layout.group)
+    through_host = shared_gpu.sends_through_host(device.type, layout.group)
     if through_host:
         tensors = [shared_gpu.on_host(x) for x in tensors]
     received = [torch.empty_like(x) for x in tensors]

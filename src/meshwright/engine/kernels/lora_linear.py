@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from meshwright.engine.kernels.device_caps import DECOMPOSITIONS
-from meshwright.engine.kernels.matmul import product_add
+from meshwright.engine.kernels.matmul import added_product
 from meshwright.engine.kernels.nf4 import unpack
 
 Gradients = tuple[Tensor | None, ...]
@@ -173,8 +173,7 @@ def _unpacked(matrix: Tensor, scales: Tensor | None) -> Tensor:
 def _addmm(add: Tensor, left: Tensor, right: Tensor, transposed: bool, tuned: bool) -> Tensor:
     """Return left @ right (or its transpose) + add."""
     if tuned:
-        out: Tensor = product_add(add, left, right, transposed)
-        return out
+        return added_product(add, left, right, transposed)
     return torch.addmm(add, left, right.t() if transposed else right)
 
 

@@ -78,7 +78,7 @@ class ReceivingStage(PipelineStage):
 
     @property
     def _through_host(self) -> bool:
-        return shared_gpu.sends_through_host(self.device, self.group)
+        return shared_gpu.sends_through_host(self.device.type, self.group)
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         with self._on_device("meta"):  # receive buffers
