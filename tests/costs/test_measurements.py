@@ -254,5 +254,7 @@ def test_models_are_parsed_from_dimensions():
     assert cut.num_layers == 4
     depth = model_of_row("bloom_like", "H14400 F57600 V250k", 200.0)  # layers from the parameter count
     assert depth.num_layers == 79
-    with pytest.raises(UnknownModelError):
-        model_of_row("x", "HNone F V250k", 0.0)
+    with pytest.raises(UnknownModelError, match="the source does not state the shape of its model, bloom_like_181b"):
+        model_of_row("bloom_like_181b", "HNone F V250k", 0.0)
+    with pytest.raises(UnknownModelError, match=r"the shape of its model, gpt_30b$"):
+        model_of_row("gpt_30b(unspecified)", "", 0.0)

@@ -76,8 +76,10 @@ def _named(identity: str, name: str) -> ModelSpec:
             return find(text)
         except MeshwrightError:
             continue
+    if _UNSTATED.search(f"{identity} {name}"):
+        raise UnknownModelError(f"the source does not state the shape of its model, {name.split('(')[0]}")
     size = _SIZE.search(identity) or _SIZE.search(name)
-    if size and not _EXPERTS.search(f"{identity} {name}") and not _UNSTATED.search(f"{identity} {name}"):
+    if size and not _EXPERTS.search(f"{identity} {name}"):
         return _of_size(name, float(size[1]))
     raise UnknownModelError(f"model not in the catalog: {identity or name}")
 

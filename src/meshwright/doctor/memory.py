@@ -288,7 +288,10 @@ def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str, offset:
         text += f". The layout is estimated at {float(memory.total):.1f} GiB and {verdict}"
         if offset:
             needed = float(memory.total) + offset
-            text += f"; this run needed at least {needed:.1f} GiB, so {offset:.1f} GiB are added to every remedy below"
+            outside = stats.outside_torch_gib if stats.peak_gib is not None else 0.0
+            beside = f" ({outside:.1f} of them outside PyTorch)" if outside >= 0.1 else ""
+            text += f"; this run needed at least {needed:.1f} GiB{beside}, "
+            text += f"so {offset:.1f} GiB are added to every remedy below"
     return f"{text}. {grew}" if grew else text
 
 

@@ -38,8 +38,9 @@ def layouts(
     ]
     limit = {"values": [{"total_gib": capacity, "label": f"capacity {capacity:.1f} GiB"}]}
     limit_at = {"x": {"field": "total_gib", **x}}
+    bottom = {"y": {"value": "height"}, "text": {"field": "label"}}  # the fastest layouts and their labels are above
     guide = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5, "style": "guide"}
-    named = {"type": "text", "align": "right", "baseline": "top", "dx": -5, "dy": 5, "style": "caption"}
+    named = {"type": "text", "align": "right", "baseline": "bottom", "dx": -5, "dy": -5, "style": "caption"}
     point = {"type": "point", "filled": True, "tooltip": True, "cursor": "pointer", "clip": True}
     star = {"type": "point", "shape": "diamond", "size": 260, "strokeWidth": 2.5, "tooltip": True, "clip": True}
     edge = 0.985 * least * 0.94 + 0.015 * capacity * 1.03  # a whole cross right of the axis
@@ -55,7 +56,7 @@ def layouts(
         "autosize": {"type": "fit-x", "contains": "padding", "resize": True},
         "layer": [
             {"data": limit, "mark": guide, "encoding": limit_at},
-            {"data": limit, "mark": named, "encoding": {**limit_at, "y": {"value": 0}, "text": {"field": "label"}}},
+            {"data": limit, "mark": named, "encoding": {**limit_at, **bottom}},
             {
                 "data": {"name": "frontier"},
                 "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True, "opacity": 0.7},

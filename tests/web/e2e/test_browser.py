@@ -265,9 +265,12 @@ def test_a_point_of_the_chart_is_chosen_by_a_click(watched: Any) -> None:
         " return [left + x + view.scale('x')(row.total_gib), top + y + view.scale('y')(row.step_s)]; }"
     )
     page.mouse.move(box["x"] + place[0], box["y"] + place[1])
-    page.wait_for_selector("#vg-tooltip-element.visible")
+    tip = page.wait_for_selector("#vg-tooltip-element.visible").inner_text()
     page.mouse.click(box["x"] + place[0], box["y"] + place[1])
     page.wait_for_selector("#compare .side")
+    row = page.evaluate("() => explore.rows.find((one) => one.ask === explore.chosen.a)")
+    assert row["words"] in tip
+    assert watched.numbers("#compare")["a.step_s"] == pytest.approx(row["step_s"], rel=1e-9)
 
 
 def test_scale_draws_what_its_table_says(watched: Any, meshwright: Any) -> None:
