@@ -51,6 +51,7 @@ def megatron_script(**changed: Any) -> str:
 def megatron_log(seconds: float, steps: int = 60) -> str:
     """Return Megatron-LM's log of a run, with its arguments."""
     dumped = {**{name.replace("-", "_"): value for name, value in MOE.items()}, "world_size": 160}
+    dumped["recompute_granularity"] = None
     lines = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in sorted(dumped.items()))
     text = (
         "using world size: 160, data-parallel size: 80, context-parallel size: 1, hierarchical context-parallel sizes: "

@@ -23,7 +23,7 @@ from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps import composite_keys, config_keys
 from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 
 NO_GPUS = "the log does not name the GPUs"
@@ -349,9 +349,10 @@ def _stated_arguments(run: Run, *, with_unset: bool = True) -> dict[str, Any]:
         recipe = override.change(recipe, {"train.global_batch_size": batch})[0] if batch else recipe
         recipe, lengths = with_lengths("megatron_lm", recipe, settings), {}
     stated = {key for key in keys if key not in lengths}
-    if missing_arguments(run):  # the dump was cut: what is not in it may be on
-        table = config_keys("megatron_lm")
-        stated |= {table[name].field for name in run.header.off_arguments if name in table}
+    if missing_arguments(run) or _is_abridged(run):  # what is not in it may be on
+        table, off = config_keys("megatron_lm"), {*run.header.off_arguments}
+        stated |= {table[name].field for name in off if name in table}
+        stated |= {field for one in composite_keys("megatron_lm") if one.keys[0] in off for field in one.fields}
     elif with_unset:
         stated |= {key for key in recipe_fields() if key.startswith(HOW_IT_RUNS)}
     return {key: field_value(recipe, key) for key in recipe_fields() if key in stated and key not in MODEL}
@@ -366,11 +367,23 @@ DUMPED = (
 """Arguments that every dump of Megatron-LM has: the model's, the layout's and the batch's."""
 
 
+WHOLE_DUMP = 100  # arguments: Megatron-LM prints each of its several hundred, also those that are off
+
+
 def missing_arguments(run: Run) -> tuple[str, ...]:
     """Return the arguments that a dump lacks because only a part of it is in the log; empty without a dump."""
-    present = {one.split()[0].lstrip("-").replace("-", "_") for one in run.header.arguments}
-    present |= {*run.header.off_arguments} | ({"global_batch_size"} if run.header.overrides else set())
+    present = _dumped_arguments(run) | ({"global_batch_size"} if run.header.overrides else set())
     return tuple(name for name in DUMPED if name not in present) if run.header.arguments else ()
+
+
+def _dumped_arguments(run: Run) -> set[str]:
+    flags = {one.split()[0].lstrip("-").replace("-", "_") for one in run.header.arguments}
+    return flags | {*run.header.off_arguments}
+
+
+def _is_abridged(run: Run) -> bool:
+    """Return whether a dump is an excerpt; only a user's own file then says what the other arguments were."""
+    return bool(run.header.framework) and len(_dumped_arguments(run)) < WHOLE_DUMP
 
 
 def _read_arguments(run: Run, overrides: tuple[str, ...]) -> ImportedRecipe:

@@ -10,6 +10,7 @@ from meshwright.doctor.formats.rank_times import RankTimes
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
+from meshwright.recipes.key_maps import config_keys
 
 LOOKED_FOR = "`iteration 10/ 100 | … | elapsed time per iteration (ms): … |` of Megatron-LM and Megatron-Bridge"
 HINTS = ("elapsed time per iteration",)
@@ -43,6 +44,8 @@ VALIDATION = re.compile(
 START = re.compile(r"\[before the start of training step\]")
 ARGUMENT = re.compile(r"(^\s{2,}|^|\s)([a-z]\w*) (\.{2,}) (.*?)\s*$")
 ARGUMENT_WIDTH = 48  # of a name and its dots; what follows a prefix is an argument only if it has this width
+ENUM_MEMBER = re.compile(r"<?[A-Z]\w*\.([A-Za-z_]\w*)(?:: [^<>]*>)?")  # AttnBackend.flash, <AttnBackend.flash: 1>
+DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}
 GPU = re.compile(r"NVIDIA (?:DGX )?((?:GB|[ABHL])\d{2,3}S?)\b")
 LAYOUT_LINE = "using world size:"
 DEGREES = {
@@ -151,7 +154,18 @@ def _argument(text: str) -> tuple[str, str] | None:
     found = ARGUMENT.search(text)
     if found is None or not (len(found[1]) > 1 or len(found[2]) + len(found[3]) == ARGUMENT_WIDTH):
         return None
-    return found[2], found[4]
+    return found[2], _plain(found[2], found[4])
+
+
+def _plain(name: str, value: str) -> str:
+    """Return the value of an argument as its flag takes it: members of enums and dtypes are printed as in Python."""
+    if name.endswith("dtype") and value in DTYPES:
+        return DTYPES[value]
+    listed = value[1:-1].split(", ") if value[:1] == "[" and value[-1:] == "]" else [value]
+    members = [found[1] for one in listed if (found := ENUM_MEMBER.fullmatch(one))]
+    key = config_keys("megatron_lm").get(name)
+    is_enum = value[:1] in "<[" or (key is not None and {*members} <= {*key.choices})  # not a name such as Lab.model
+    return " ".join(members) if is_enum and len(members) == len(listed) else value
 
 
 def _figures(text: str, arguments: dict[str, str], bridge_tflops: float | None) -> dict[str, Any]:
