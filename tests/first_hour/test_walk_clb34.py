@@ -1,4 +1,4 @@
-"""A lab of 24 nodes with a Megatron-LM job whose tokenizer is its own: what the tool takes from the file and its log."""
+"""A lab of 24 nodes with a Megatron-LM job and a tokenizer of its own: what is taken from the file and from its log."""
 
 from __future__ import annotations
 
