@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package: names by the module of meshwright that defines them.
+class LazyNames:
+    """The `__getattr__` of a package: names by the module of meshwright that defines them.
 
     A module of the package must not have one of these names: importing it would hide the function.
     """
-    modules = {name: module for module, listed in names.items() for name in listed.split()}
 
-    def load(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"meshwright.{modules[name]}"), name)
+    def __init__(self, package: str, names: Mapping[str, str]) -> None:
+        self.package = package
+        self.modules = {name: module for module, listed in names.items() for name in listed.split()}
 
-    return load
+    @property
+    def names(self) -> frozenset[str]:
+        """All names of the table."""
+        return frozenset(self.modules)
+
+    def __call__(self, name: str) -> Any:
+        if name not in self.modules:
+            raise AttributeError(f"module {self.package!r} has no attribute {name!r}")
+        return getattr(import_module(f"meshwright.{self.modules[name]}"), name)

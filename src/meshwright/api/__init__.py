@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy_names import lazy_names
+from meshwright.lazy_names import LazyNames
 
 if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.argument_names import *  # noqa: F403
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.recipes.replacements import for_options as for_options
     from meshwright.version import *  # noqa: F403
 
-__getattr__ = lazy_names(
+__getattr__ = LazyNames(
     __name__,
     {
         "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"

@@ -27,6 +27,7 @@ TRACE_S = 2.0
 UNUSED = ("torchao", "accelerate", "torchvision", "sklearn", "scipy", "pandas", "matplotlib", "flash_attn")
 TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts", "top_k")
 NOT_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech)|_tower|_encoder")
+WIDTHS = ("hidden_size", "n_embd", "d_model")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 LATENT = (
     "kv_lora_rank",
@@ -71,6 +72,7 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
         "ignored": _ignored(values, config),
         "transformers": _version(),
         "hidden": int(embedding.shape[1]),
+        "layer_width": int(_first(text, WIDTHS) or embedding.shape[1]),
         "vocab": int(embedding.shape[0]),
         "tied": bool(tied),
         "head_bias": bool(not tied and head.bias is not None),

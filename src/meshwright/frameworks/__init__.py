@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.frameworks.registry import NAMES as NAMES
 from meshwright.frameworks.registry import framework as framework
-from meshwright.lazy_names import lazy_names
+from meshwright.lazy_names import LazyNames
 
 if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.announced import lost_lines as lost_lines
@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.types import SourcedValue as SourcedValue
     from meshwright.frameworks.types import UnmappedField as UnmappedField
 
-__getattr__ = lazy_names(
+__getattr__ = LazyNames(
     __name__,
     {
         "frameworks.announced": "lost_lines with_comments",

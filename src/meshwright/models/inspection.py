@@ -178,6 +178,8 @@ def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSp
         assumptions.add("encoders of images or sound count as parameters without FLOPs")
     if not found["positions"]:
         assumptions.add("no limit of positions")
+    if (width := int(found.get("layer_width", hidden))) != hidden:
+        assumptions.add(f"activations have the embedding's width {hidden}; the layers' is {width}")
     spec, traced = _as_traced(spec, found["traced"])
     return spec, tuple(sorted({*assumptions, traced}))
 

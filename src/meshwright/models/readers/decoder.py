@@ -220,7 +220,9 @@ def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -
     require_divisible(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
     head_dim = fields.optional_size("head_dim")
     if head_dim is None or traits.heads_divide_hidden or traits.head_dim_follows:
-        require_divisible(fields, "num_attention_heads", heads, "hidden_size", hidden)
+        own = f'"head_dim": N beside {fields.where}num_attention_heads in the file, if heads have a width of their own'
+        fix = () if traits.heads_divide_hidden or traits.head_dim_follows else (own,)
+        require_divisible(fields, "num_attention_heads", heads, "hidden_size", hidden, fix)
     if head_dim is not None and traits.head_dim_follows and head_dim != hidden // heads:
         raise fields.error(
             "head_dim", f"must be hidden_size / num_attention_heads = {hidden // heads} in this architecture"

@@ -75,7 +75,7 @@ def four_times(fields: Fields) -> Derived:
 def opt(fields: Fields) -> Derived:
     """Two more position rows than positions; norms that flags switch off."""
     if fields.size("word_embed_proj_dim") != fields.size("hidden_size"):
-        raise fields.error("word_embed_proj_dim", "an embedding of another width than hidden_size is not supported")
+        raise fields.unsupported("word_embed_proj_dim", "an embedding of another width than hidden_size is not read")
     affine = fields.flag("layer_norm_elementwise_affine")
     last = fields.flag("do_layer_norm_before") and not fields.flag("_remove_final_layer_norm")
     return {

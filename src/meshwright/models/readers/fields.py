@@ -228,9 +228,14 @@ class Fields:
         return value
 
 
-def require_divisible(fields: Fields, part_key: str, part: int, whole_key: str, whole: int) -> None:
+def require_divisible(
+    fields: Fields, part_key: str, part: int, whole_key: str, whole: int, fix: tuple[str, ...] = ()
+) -> None:
     """Raise if one size does not divide another."""
     if whole % part:
         raise InputError(
-            f"{whole_key}={whole} is not divisible by {part_key}={part}", field=fields.where + part_key, value=part
+            f"{whole_key}={whole} is not divisible by {part_key}={part}",
+            field=fields.where + part_key,
+            value=part,
+            fix=fix,
         )
