@@ -514,6 +514,7 @@ def _sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: st
 def _container_not_kept(exported: Exported, request: requests.Launch, scheduler: str) -> tuple[str, ...]:
     """Return the container in which srun starts the user's program if the new job has none, and how to keep it."""
     from meshwright.frameworks.shell.launcher import container_options
+    from meshwright.launch.slurm import repeated_mount
 
     source = exported.job.imported
     script = None if source is None else source.content.script
@@ -521,9 +522,10 @@ def _container_not_kept(exported: Exported, request: requests.Launch, scheduler:
     if source is None or not found:
         return ()
     lost = " ".join(f"--{name}={value}" if value else f"--{name}" for name, value in found.items())
-    words = ["--image", found.get("container-image", "IMAGE"), "--container-kind", "pyxis"]
-    for mount in filter(None, found.get("container-mounts", "").split(",")):
-        words += ["--mount", mount]
+    image = found.get("container-image", "IMAGE")
+    words = ["--image", "IMAGE" if "$" in image else image, "--container-kind", "pyxis"]
+    for text in filter(None, found.get("container-mounts", "").split(",")):
+        words += ["--mount", repeated_mount(text)]
     keep = f"; {shlex.join(words)} keeps the container" if scheduler == "slurm" else ""
     return (f"not kept: srun {lost} of {source.content.path}: the job runs without a container{keep}",)
 

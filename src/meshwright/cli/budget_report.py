@@ -379,6 +379,8 @@ def _tried(answer: Answer) -> str:
         text += f", then nodes of {node}: every number up to {every:,} GPUs"
     if most > every:
         text += f", then four per doubling up to {most:,}"
+        timed = answer["deadline_days"] is not None and answer["tokens"] is not None
+        text += " and whole nodes near the deadline" if timed else ""
     if answer["no_layout"]:
         none = answer["no_layout"]
         text += f"; no layout divides {', '.join(map(str, none[:8]))}" + (" …" if len(none) > 8 else "")

@@ -152,7 +152,7 @@ def _volumes(job: Job) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return volumes and their mounts: shared memory for data loading and collectives, claims, a working folder."""
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [(memory, {"name": "shared-memory", "mountPath": "/dev/shm"})]
-    for number, mount in enumerate(map(values.mount, job.mounts)):
+    for number, mount in enumerate(map(values.plain_mount, job.mounts)):
         if mount.options not in ("", "ro"):
             reason = "can only have the option ro on Kubernetes"
             raise InputError(reason, field="--mount", value=":".join(mount), fix=(f"{mount.source}:{mount.path}:ro",))

@@ -54,7 +54,7 @@ def _accelerators(job: Job) -> dict[str, str]:
 def _file_mounts(job: Job) -> dict[str, Any]:
     """Return paths on the nodes with their sources: local folders, or buckets."""
     found: dict[str, Any] = {}
-    for mount in map(values.mount, job.mounts):
+    for mount in map(values.plain_mount, job.mounts):
         if mount.options:
             fix = (f"--mount {mount.source}:{mount.path}",)
             raise InputError("cannot have options on SkyPilot", field="--mount", value=":".join(mount), fix=fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 
@@ -103,6 +104,16 @@ def repeated_options(options: Mapping[str, str], given: Callable[[str], object])
         elif not ours and name not in SBATCH_BAD:
             words += ["--sbatch", text]
     return lost, words
+
+
+def repeated_mount(text: str) -> str:
+    """Return a mount of pyxis as --mount takes it, with SOURCE or /PATH for parts that are only known in the job."""
+    text = re.sub(r"\$\(pwd\)|`pwd`", "$PWD", text.strip())
+    text = text if ":" in text else f"{text}:{text}"
+    if re.fullmatch(values.MOUNT, text, re.ASCII):
+        return text
+    path = re.search(r":(/[\w./@+ -]*)(?=:|$)", text, re.ASCII)
+    return f"SOURCE:{path[1] if path else '/PATH'}"
 
 
 def _limit(job: Job) -> list[str]:
@@ -233,11 +244,20 @@ def _container(job: Job) -> list[str]:
     inside, image = job.folder, images.for_container(job.image, job.container_kind)
     places = (*job.mounts, *(f"{one}:{one}" for one in (*job.binds, inside) if one))
     if job.container_kind == "pyxis":
-        mounts = [f"--container-mounts={','.join(places)}"] if places else []
+        mounts = [_expanded(f"--container-mounts={','.join(places)}")] if places else []
         return [f"--container-image={image}", *mounts, *([f"--container-workdir={inside}"] if inside else [])]
-    binds = [word for mount in places for word in ("--bind", mount)]
+    binds = [word for mount in places for word in ("--bind", _expanded(mount))]
     at = ["--pwd", inside] if inside else []
     return ["apptainer", "exec", *([] if job.cpu else ["--nv"]), *binds, *at, image]
+
+
+def _expanded(mounts: str) -> str:
+    """Return validated mounts as one word whose variables the job's shell expands."""
+    if "$" not in mounts:
+        return mounts
+    # The job may have changed its folder; in the user's script, $PWD is where sbatch was run.
+    submitted = re.sub(r"\$(PWD\b|\{PWD\})", "${SLURM_SUBMIT_DIR:-$PWD}", mounts)
+    return Shell(f'"{submitted}"')
 
 
 def _requeue(job: Job) -> list[str]:

@@ -21,7 +21,11 @@ UNIT = re.compile(
 )
 DAY_S = 86_400
 UNIT_S = {"d": DAY_S, "h": 3600, "m": 60, "s": 1}
-MOUNT = r"((?:[a-z0-9]+://)?[\w./@+~-][\w./@+~ -]*):(/[\w./@+ -]*)(?::(\w[\w+]*))?"
+VARIABLE = r"\$(?:[A-Za-z_]\w*(?!\w)|\{[A-Za-z_]\w*\})"  # that a job's shell expands
+MOUNT = (
+    rf"((?:[a-z0-9]+://)?(?:[\w./@+~-]|{VARIABLE})(?:[\w./@+~ -]|{VARIABLE})*)"
+    rf":((?:/|{VARIABLE})(?:[\w./@+ -]|{VARIABLE})*)(?::(\w[\w+]*))?"
+)
 TIMES = "90 (minutes), 90:00, 12:00:00, 2-00 (days-hours) or 2-12:00:00"
 
 
@@ -179,6 +183,16 @@ def mount(text: str) -> Mount:
         path = text if re.fullmatch(r"/[\w./@+-]*", text, re.ASCII) else "/data"
         raise InputError(reason, field="--mount", value=text, fix=(f"--mount {path}:{path}",))
     return Mount(found[1], found[2], found[3] or "")
+
+
+def plain_mount(text: str) -> Mount:
+    """Parse a mount for a scheduler whose job has no shell that would expand variables."""
+    found = mount(text)
+    if "$" in text:
+        path = found.path if "$" not in found.path else "/data"
+        reason = "has a variable, which only a SLURM job expands"
+        raise InputError(reason, field="--mount", value=text, fix=(f"--mount SOURCE:{path}",))
+    return found
 
 
 def dns_name(field: str, text: str, maximum: int, user_chosen: bool) -> str:

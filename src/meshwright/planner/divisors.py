@@ -44,9 +44,9 @@ def node_counts(batch: int, nodes: int, each: int) -> list[int]:
     factor is only pp, whose stages idle. So the largest counts with the least odd factors are kept; where there are no
     odd factors, half of the nodes.
     """
-    found, least = [], _odd(_not_in_batch(batch, nodes * each))
+    found, least = [], undivided_factor(batch, nodes * each)
     for fewer in range(nodes - 1, 0, -1):
-        odd = _odd(_not_in_batch(batch, fewer * each))
+        odd = undivided_factor(batch, fewer * each)
         if odd < least and fewer >= MIN_NODES * nodes:
             found.append(fewer)
             least = odd
@@ -59,8 +59,10 @@ def _not_in_batch(batch: int, world: int) -> int:
     return world // gcd(batch, world)
 
 
-def _odd(count: int) -> int:
-    return count // (count & -count)
+def undivided_factor(batch: int, world: int) -> int:
+    """Return the odd factor of the GPUs over which a batch does not divide: only pipeline stages can use it."""
+    rest = _not_in_batch(batch, world)
+    return rest // (rest & -rest)
 
 
 def _node_of(cluster: Cluster) -> int:

@@ -14,6 +14,7 @@ from meshwright.costs.state import least_state_gib
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for, baseline_recipe
 from meshwright.planner.budget import GB_PER_GIB, Price, Range, batch_notes, budget, goodput_of
+from meshwright.planner.deadline import refine_deadline
 from meshwright.planner.faster_step import fast_values
 from meshwright.planner.goodput import Goodput
 from meshwright.planner.levers import fits_with_levers, levers_of, with_levers
@@ -151,7 +152,8 @@ def size(
     notes: tuple[str, ...] = ()
     train: tuple[Assumption, ...] = ()
     own, limit = own or (question.cluster.world if question.cluster.nodes > 1 else None), most or MAX_GPUS
-    tried = sorted({*gpu_counts(node, limit), *([own] if own and own <= limit else ())})
+    whole = [limit - limit % node] if limit > node else []  # what the user can get, in whole nodes
+    tried = sorted({*gpu_counts(node, limit), *whole, *([own] if own and own <= limit else ())})
     for place, count in enumerate(tried):
         stage(f"size: {count:,} GPUs ({place} of {len(tried)} counts done)")
         baseline = baseline_for(_resized(question, count, node), overrides)
@@ -161,6 +163,18 @@ def size(
         background, steps = baseline.case.recipe.checkpoint.async_save, baseline.case.steps
         if sized is not None:
             found.append(sized)
+
+    def days_on(count: int) -> float | None:
+        stage(f"size: {count:,} GPUs, near the deadline")
+        sized = _size_for(baseline_for(_resized(question, count, node), overrides), tokens, price, days)
+        found.extend([] if sized is None else [sized])
+        return None if sized is None else sized.days
+
+    if tokens is not None and days is not None:
+        timed = {s.gpus: s.days for s in found if s.fits and s.days is not None}
+        more = refine_deadline(timed, days, node, baseline.case.global_batch_size, limit, days_on)
+        tried = sorted({*tried, *more})
+        found.sort(key=lambda s: s.gpus)
     fitting = [s for s in found if s.fits]
     below = [s for s in found if not fitting or s.gpus < fitting[0].gpus]
     below = [s for s in below if s is below[-1] or s.gpus == own]
