@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,23 @@ def test_dtypes_and_lists_in_an_arguments_dump_are_their_flag_values() -> None:
         "attn mlp",
     )
     assert _argument(f"  tokenizer_model {'.' * 33} Lab.model") == ("tokenizer_model", "Lab.model")
+
+
+def test_the_run_line_of_a_job_with_a_wrong_variable_works_as_printed(lab: Path, meshwright: Any) -> None:
+    Path("train.sbatch").write_text(job(connections=8))
+    plan = meshwright("recommend", "train.sbatch", "--gpus", "lab.toml", "--json").json
+    typed = shlex.split(plan["commands"]["megatron-lm"])
+    assert typed[:3] == ["meshwright", "export", "train.sbatch"]
+    answer = meshwright(*typed[1:], "--json")
+    assert answer.code == 0
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 of the file is now 1" in " ".join(answer.json["notes"])
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in Path("megatron-lm/train.sh").read_text()
+    script = meshwright("launch", "train.sbatch", "--scheduler", "slurm", "--gpus", "lab.toml").out
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1\n" in script
+
+
+def test_fsdp_does_not_keep_the_one_connection_of_a_file(lab: Path, meshwright: Any) -> None:
+    changes = ("layout.strategy=megatron_fsdp", "layout.tp=2", "layout.pp=1", "layout.vp=1", "tp_comm_overlap=false")
+    answer = meshwright("export", "fixed.sbatch", "--to", "megatron-lm", "--gpus", "lab.toml", *changes, "--json").json
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in answer["env"]
+    assert not [one for one in answer["findings"] if one["rule"] == "megatron-lm.max-connections"]

@@ -379,7 +379,8 @@ def export_into(
         checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
     findings = tuple(_with_open_source(one, dropped) for one in _all_findings(theirs, written, checked, fix))
     if same:  # as check reports them in the framework's own file
-        findings = tuple(one for one in findings if frameworks.as_in_files(one).severity != "advice")
+        kept = (one for one in findings if frameworks.as_in_files(one).severity != "advice")
+        findings = tuple(_in_users_file(one, read, written) for one in kept)
     checked = msgspec.structs.replace(checked, findings=findings)
     unused = _without_effect(checked, request.overrides)
     short = short_training_notes(checked.recipe, checked.model) if read is None else ()
@@ -388,6 +389,14 @@ def export_into(
         written, notes=(*checked.notes, *unused, *replaced, *contract, *short, *written.notes)
     )
     return Exported(written, checked, job, () if read is None else dropped, named.data), converted
+
+
+def _in_users_file(finding: RuleFinding, read: ImportedFile | None, written: ExportedConfig) -> RuleFinding:
+    """Return an error with its fix in the user's file: with an error, no file is written that it could be made in."""
+    if finding.severity != "error" or read is None:
+        return finding
+    place = frameworks.in_export(next(iter(written.files)))
+    return msgspec.structs.replace(finding, no_fix=finding.no_fix.replace(place, f"in {read.content.path}"))
 
 
 def _with_open_source(finding: RuleFinding, dropped: Sequence[DroppedSetting]) -> RuleFinding:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.native import train_command as train_command
     from meshwright.frameworks.open_length import open_length_of_recipe as open_length_of_recipe
     from meshwright.frameworks.other_trainers import OtherTrainerError as OtherTrainerError
+    from meshwright.frameworks.our_fixes import in_export as in_export
     from meshwright.frameworks.our_fixes import in_our_keys as in_our_keys
     from meshwright.frameworks.our_fixes import superseded as superseded
     from meshwright.frameworks.patch_file import patch as patch
@@ -83,7 +84,7 @@ __getattr__ = LazyNames(
         "frameworks.native": "check_native is_native looks_native train_command",
         "frameworks.open_length": "open_length_of_recipe",
         "frameworks.other_trainers": "OtherTrainerError",
-        "frameworks.our_fixes": "in_our_keys superseded",
+        "frameworks.our_fixes": "in_export in_our_keys superseded",
         "frameworks.patch_file": "patch referenced_file",
         "frameworks.result": "BaselineEntry CheckResult IgnoredFinding RecipeCheckResult UnresolvedValue",
         "frameworks.types": "ExportedConfig Program SourcedValue UnmappedField",

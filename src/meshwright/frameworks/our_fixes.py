@@ -33,13 +33,18 @@ CONFIGS = (".json", ".yaml", ".yml")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")  # of the environment, set before a command
 
 
+def in_export(name: str) -> str:
+    """Return where a fix goes that no field of ours makes: the file that an export writes."""
+    return f"in the exported {name}"
+
+
 def in_our_keys(framework: Framework, content: Content, finding: Finding, model: ModelSpec, on: Cluster) -> Finding:
     """Return a finding with its fix as overrides; a fix that no field of ours makes is named as one of the file."""
     if not finding.fix:
         return finding
     fix = _overrides(framework, content, finding, model, on)
     text = " ".join(finding.fix)
-    no_fix = "" if fix else f"no field of a recipe sets it; in the exported {content.path}: {text}"
+    no_fix = "" if fix else f"no field of a recipe sets it; {in_export(content.path)}: {text}"
     return msgspec.structs.replace(finding, fix=fix, no_fix=no_fix)
 
 

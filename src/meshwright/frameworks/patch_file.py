@@ -64,7 +64,7 @@ def patch(
     if found is None or not env:
         return found
     written = found.written
-    own = {name: env[name].location for name in variables(env) if written.program.env.get(name) is not None}
+    own = {name: env[name].location for name, value in variables(env).items() if written.program.env.get(name) == value}
     program = msgspec.structs.replace(written.program, env_places=own)
     return found._replace(written=msgspec.structs.replace(written, program=program))
 
@@ -337,7 +337,7 @@ class _FlagScript:
     ) -> ExportedConfig:
         from meshwright.frameworks.megatron_lm import batch_rampup
         from meshwright.frameworks.megatron_lm.arguments import format_flag
-        from meshwright.frameworks.megatron_lm.write import with_flags
+        from meshwright.frameworks.megatron_lm.write import needed_environment, with_flags
 
         flags = {**{key: one.value for key, one in self.settings.items()}, **changes}
         ramp = batch_rampup.for_batch(self.settings, recipe, on)
@@ -348,6 +348,10 @@ class _FlagScript:
             target = msgspec.structs.replace(target, notes=(*target.notes, note))
         kept = {key: value for key, value in flags.items() if value is not UNSET}
         env = {**target.program.env, **self.env}
+        for name, value, why in needed_environment(self.env, kept, recipe, on):
+            env = {**env, name: value} if value else {other: env[other] for other in env if other != name}
+            note = f"{name}={self.env[name]} of the file is now {value or 'unset'}: {why}"
+            target = msgspec.structs.replace(target, notes=(*target.notes, note))
         return with_flags(self.framework, target, kept, env, recipe, on)
 
 
@@ -479,7 +483,9 @@ def _result(
     if anew:
         notes.append(f"{', '.join(anew)}: written as the recipe needs them, because the file's values contradict it")
     program = written.program
-    env = {**program.env, **variables(imported.settings.parsed.env)}
+    env = program.env  # of a script: the file's, as far as the layout can run with it
+    if not isinstance(file, _FlagScript):
+        env = {**env, **variables(imported.settings.parsed.env)}
     written = msgspec.structs.replace(
         written, unmapped=unmapped, notes=tuple(notes), program=msgspec.structs.replace(program, env=env)
     )

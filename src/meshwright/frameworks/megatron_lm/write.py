@@ -36,6 +36,8 @@ KEEP = (
     "weight_decay", "adam_beta1", "adam_beta2", "clip_grad", "eval_iters", "log_interval",
     "expert_tensor_parallel_size",
 )  # fmt: skip
+FSDP = ("fsdp2", "megatron_fsdp")
+MOE_OVERLAP = "overlap_moe_expert_parallel_comm"
 PRETRAINED = "pretrained_checkpoint"
 RETAIN = "save_retain_interval"
 CHECKPOINT_VARIABLE = "PRETRAINED_CHECKPOINT"
@@ -196,7 +198,7 @@ def _required(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     precision, layout = recipe.precision, recipe.layout
     if _adam(recipe) and ("bf16" in (precision.grads, precision.moments) or layout.offload == "optimizer"):
         yield "use_precision_aware_optimizer", True
-    if layout.strategy in ("fsdp2", "megatron_fsdp"):
+    if layout.strategy in FSDP:
         yield "no_gradient_accumulation_fusion", True
     if layout.strategy == "megatron_fsdp":
         yield "ckpt_format", "fsdp_dtensor"
@@ -237,9 +239,24 @@ def _tokenizer(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     yield "tokenizer_model", named
 
 
-def _environment(recipe: Recipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _needs_one_connection(recipe: Recipe, cluster: Cluster) -> bool:
     parallel = recipe.layout.tp > 1 or recipe.layout.cp > 1
-    if parallel and cluster.gpu.capability < BLACKWELL and recipe.layout.strategy not in ("fsdp2", "megatron_fsdp"):
+    return parallel and cluster.gpu.capability < BLACKWELL and recipe.layout.strategy not in FSDP
+
+
+def needed_environment(
+    env: Mapping[str, str], flags: Mapping[str, Any], recipe: Recipe, cluster: Cluster
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables of a user's file that this layout cannot run with, their value or none, and why."""
+    value = env.get(CONNECTIONS, "")
+    if value == "1" and recipe.layout.strategy in FSDP:
+        yield CONNECTIONS, "", "FSDP needs several hardware queues"
+    elif value not in ("", "1") and _needs_one_connection(recipe, cluster) and MOE_OVERLAP not in flags:
+        yield CONNECTIONS, "1", "TP and CP need it on Hopper and older GPUs"
+
+
+def _environment(recipe: Recipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    if _needs_one_connection(recipe, cluster):
         yield CONNECTIONS, "1"
     if recipe.layout.offload == "activations":
         yield OFFLOAD_V1, "1"
