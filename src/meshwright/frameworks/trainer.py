@@ -172,9 +172,9 @@ def command_arguments(
     """
     if own is None:
         return CommandArguments(given)
-    stated = file_arguments(own)
     if parses_arguments(own):
-        return CommandArguments({**stated, **given})
+        return CommandArguments({**file_arguments(own, given), **given})
+    stated = file_arguments(own)
     changed = {name: SourcedValue(_python(text), 0, own.path) for name, text in assigned.items() if text is not None}
     stated = {name: one for name, one in {**stated, **changed}.items() if assigned.get(name, "") is not None}
     findings = tuple(_ignored(framework, own, stated, given))
@@ -317,7 +317,7 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     unknown = tuple(key for key in PROGRAM_ONLY if key not in values and key not in defaults)
     read = msgspec.structs.replace(read, given=args, sources=sources)
     several = args.get(SAMPLE_LENGTHS) if length and length[0] == "max_length" else None
-    notes = (*_notes(defaults, values, goal, several), *(_trl_notes(defaults) if trl else ()))
+    notes = (*_option_notes(args), *_notes(defaults, values, goal, several), *(_trl_notes(defaults) if trl else ()))
     return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes)
 
 
@@ -342,6 +342,16 @@ def _tokens_in_trl_loss(args: Arguments, values: Mapping[str, Any]) -> str:
     if "completion_only_loss" in args and args["completion_only_loss"].value in (True, False):
         return "answers" if args["completion_only_loss"].value else "all"
     return "answers" if has_completions(str(values.get("data.dataset", ""))) else "all"
+
+
+def _option_notes(args: Arguments) -> Iterator[str]:
+    """Yield the values that are defaults of the program's own options."""
+    found = [f"{name}={one.value} ({one.default_of}, line {one.line})" for name, one in args.items() if one.default_of]
+    if found:
+        yield (
+            f"defaults of the program's options: {', '.join(found)}; a command that passes another value changes it, "
+            "and so does an override here"
+        )
 
 
 def _trl_notes(defaults: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file, program_path
+from meshwright.frameworks.program_values import ProgramValues
 from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN, file_of
 from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
@@ -80,15 +81,16 @@ SUFFIX = "_args.py"
 _LENGTH = re.compile(rf"^{SAMPLE_LENGTH} = (\d+)", re.MULTILINE)
 
 
-def file_arguments(content: Content) -> dict[str, SourcedValue]:
+def file_arguments(content: Content, given: Mapping[str, SourcedValue] | None = None) -> dict[str, SourcedValue]:
     """Return the arguments of the Trainer, TRL, PEFT and Unsloth that a Python file states, by the names of commands.
 
-    Literals and constants of the file are read; everything else is listed as computed by the program. An export writes
-    two files, the program and its arguments: they are read together.
+    Literals, constants and defaults of the program's options are read; everything else is listed as computed by the
+    program. `given` are the options of the command that starts it. An export writes two files, the program and its
+    arguments: they are read together.
     """
-    found = _own_arguments(content)
+    found = _own_arguments(content, given)
     other = _other_half(content)
-    return found if other is None else {**_own_arguments(other), **found}
+    return found if other is None else {**_own_arguments(other, given), **found}
 
 
 def _other_half(content: Content) -> Content | None:
@@ -114,17 +116,17 @@ def written_arguments(content: Content) -> Content | None:
     return _other_half(content) if Path(content.path).name == PROGRAM else None
 
 
-def _own_arguments(content: Content) -> dict[str, SourcedValue]:
+def _own_arguments(content: Content, given: Mapping[str, SourcedValue] | None = None) -> dict[str, SourcedValue]:
     tree = _tree(content)
     if tree is None:
         return {}
-    constants = _constants(tree)
+    program = ProgramValues(tree, given)
     found: dict[str, SourcedValue] = {}
 
     def add(name: str, node: ast.expr) -> None:
-        value, unresolved = _value(node, constants)
-        if value is not None:
-            found[name] = SourcedValue(value, node.lineno, content.path, unresolved)
+        setting = _sourced(node, program, content)
+        if setting.value is not None:
+            found[name] = setting
 
     unused = {} if WRITTEN in content.text else _unused_adapters(tree)
     for call, name in _calls(tree):
@@ -148,15 +150,15 @@ def _own_arguments(content: Content) -> dict[str, SourcedValue]:
             for parameter, node in zip(PATIENCE, call.args, strict=False):
                 add(parameter, node)
         if name == DATASET:
-            _add_dataset(call, constants, add)
-        if name in MODEL_OF and (model := _model_of(call, constants)) is not None:
+            _add_dataset(call, program, add)
+        if name in MODEL_OF and (model := _model_of(call, program)) is not None:
             add("model_name_or_path", model)
     if found and (trainer := _without_validation_data(tree)) is not None:
         found[NO_VALIDATION_DATA] = SourcedValue(ast.unparse(trainer.func), trainer.lineno, content.path)
     if found and _counts_every_token(tree, content):
         found.setdefault(LANGUAGE_MODELING, SourcedValue(True, 1, content.path))
     if found:
-        found = {**_tokenized_length(tree, constants, content), **found}
+        found = {**_tokenized_length(tree, program, content), **found}
     tokenizer, weights = (found.get(name) for name in (OF_CLASS[TOKENIZER_CLASS], "model_name_or_path"))
     if tokenizer is not None and (tokenizer.unresolved or (weights is not None and weights.value == tokenizer.value)):
         del found[OF_CLASS[TOKENIZER_CLASS]]  # the model's own
@@ -368,43 +370,31 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
             yield node, name
 
 
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return the names that are assigned once, to a literal."""
-    found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in targets:
-            if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                found.setdefault(target.id, []).append(node.value)
-    return {name: values[0] for name, values in found.items() if len(values) == 1}
-
-
-def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> tuple[Any, str]:
+def _value(node: ast.expr, program: ProgramValues) -> tuple[Any, str]:
     """Return a value and why it is unknown; the value is then its text."""
-    named = _environment_default(constants.get(node.id, node) if isinstance(node, ast.Name) else node)
-    if isinstance(named, ast.Attribute) and ast.unparse(named).startswith("torch."):  # torch.bfloat16
-        return named.attr, ""
-    try:
-        return ast.literal_eval(named), ""
-    except ValueError:
-        return ast.unparse(node), "it is computed by the program"
+    found = program.find(node)
+    return (ast.unparse(node), "it is computed by the program") if found is None else (found.value, "")
 
 
-def _tokenized_length(tree: ast.Module, constants: Mapping[str, ast.expr], content: Content) -> dict[str, SourcedValue]:
+def _sourced(node: ast.expr, program: ProgramValues, content: Content) -> SourcedValue:
+    value, unresolved = _value(node, program)
+    found = program.find(node)
+    options = () if found is None else found.options
+    return SourcedValue(value, node.lineno, content.path, unresolved, default_of=", ".join(options))
+
+
+def _tokenized_length(tree: ast.Module, program: ProgramValues, content: Content) -> dict[str, SourcedValue]:
     """Return max_length of the calls of tokenizers, the sample length of a program without TRL; empty without any.
 
     Of several lengths it is the longest, and all of them are listed.
     """
-    defaults = {**_parameter_defaults(tree), **constants}
     found: list[SourcedValue] = []
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_tokenizer(node, constants)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_tokenizer(node, program)]
     lengths = [word.value for call in calls for word in call.keywords if word.arg == TOKENIZED]
     for node in sorted(lengths, key=lambda one: (one.lineno, one.col_offset)):
-        value, unresolved = _value(node, defaults)
-        if value is not None:
-            found.append(SourcedValue(value, node.lineno, content.path, unresolved))
+        setting = _sourced(node, program, content)
+        if setting.value is not None:
+            found.append(setting)
     if not found:
         return {}
     if len({str(one.value) for one in found}) == 1:
@@ -417,57 +407,31 @@ def _tokenized_length(tree: ast.Module, constants: Mapping[str, ast.expr], conte
     return {TOKENIZED: longest, SAMPLE_LENGTHS: SourcedValue(listed, longest.line, content.path)}
 
 
-def _is_tokenizer(call: ast.Call, constants: Mapping[str, ast.expr]) -> bool:
+def _is_tokenizer(call: ast.Call, program: ProgramValues) -> bool:
     """Return whether a call tokenizes: of a name that is loaded as a tokenizer or named as one, or of its methods."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in TOKENIZES else call.func
     if isinstance(call.func, ast.Name) and call.func.id == "partial" and call.args:
         owner = call.args[0]
-    loaded = constants.get(owner.id) if isinstance(owner, ast.Name) else None
+    loaded = program.constants.get(owner.id) if isinstance(owner, ast.Name) else None
     if isinstance(loaded, ast.Call):
         return TOKENIZER_CLASS in ast.unparse(loaded.func) or "Processor" in ast.unparse(loaded.func)
     name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
     return name.lower().startswith("tok") or name.lower().endswith("tokenizer")
 
 
-def _parameter_defaults(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return the parameters of functions with a default that is a literal and the same in all functions."""
-    found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            named = (*node.args.posonlyargs, *node.args.args)
-            pairs = [*zip(reversed(named), reversed(node.args.defaults), strict=False)]
-            pairs += [
-                (one, value) for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value
-            ]
-            for parameter, value in pairs:
-                found.setdefault(parameter.arg, []).append(value)
-    return {name: values[0] for name, values in found.items() if len({ast.unparse(one) for one in values}) == 1}
-
-
-def _environment_default(node: ast.expr) -> ast.expr:
-    """Return the default of os.environ.get(NAME, DEFAULT) and os.getenv(NAME, DEFAULT): it holds unless NAME is set."""
-    reads = isinstance(node, ast.Call) and ast.unparse(node.func) in (
-        "os.environ.get",
-        "os.getenv",
-        "environ.get",
-        "getenv",
-    )
-    return node.args[1] if isinstance(node, ast.Call) and reads and len(node.args) == 2 else node
-
-
-def _add_dataset(call: ast.Call, constants: Mapping[str, ast.expr], add: Callable[[str, ast.expr], None]) -> None:
+def _add_dataset(call: ast.Call, program: ProgramValues, add: Callable[[str, ast.expr], None]) -> None:
     """Add the data of load_dataset: files for its builders such as json, else a dataset by name."""
     named = next((word.value for word in call.keywords if word.arg == "path"), call.args[0] if call.args else None)
     files = next((word.value for word in call.keywords if word.arg == "data_files"), None)
     if isinstance(files, ast.Name):
-        files = constants.get(files.id, files)
+        files = program.constants.get(files.id, files)
     if isinstance(files, ast.Dict) and len(files.values) > 1:
         for key, one in zip(files.keys, files.values, strict=True):
-            split = _value(key, constants)[0] if key is not None else ""
+            split = _value(key, program)[0] if key is not None else ""
             if split == "train" or split in VALIDATION_SPLITS:
                 add("train_file" if split == "train" else "validation_file", one)
     elif files is not None:
-        value = _value(files, constants)[0]
+        value = _value(files, program)[0]
         inner = files.values[0] if isinstance(files, ast.Dict) and len(files.values) == 1 else files
         one = inner.elts[0] if isinstance(inner, ast.List | ast.Tuple) and len(inner.elts) == 1 else inner
         add("train_file", one if value is not None else files)
@@ -475,12 +439,12 @@ def _add_dataset(call: ast.Call, constants: Mapping[str, ast.expr], add: Callabl
         add("dataset_name", named)
 
 
-def _model_of(call: ast.Call, constants: Mapping[str, ast.expr]) -> ast.expr | None:
+def _model_of(call: ast.Call, program: ProgramValues) -> ast.expr | None:
     """Return the model that SFTTrainer gets by name."""
     found = next((word.value for word in call.keywords if word.arg == "model"), call.args[0] if call.args else None)
     return (
         found
-        if found is not None and isinstance(_value(found, constants)[0], str) and not _value(found, constants)[1]
+        if found is not None and isinstance(_value(found, program)[0], str) and not _value(found, program)[1]
         else None
     )
 

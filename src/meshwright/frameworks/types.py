@@ -18,6 +18,7 @@ class SourcedValue(msgspec.Struct, frozen=True):
     file: str  # as the user named it
     unresolved: str = ""  # why the value is unknown without executing code; `value` is then the text as written
     pyyaml: Any = msgspec.UNSET  # the value under YAML 1.1 (PyYAML) where it differs
+    default_of: str = ""  # the options of the program whose defaults make the value
 
     @property
     def location(self) -> str:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 LAUNCHERS = ("torchrun", "python", "srun")  # that pass no config of Accelerate
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
 PROGRAM_READ = (
-    "read from the program: literal arguments and constants, nothing executed; without fsdp=… or deepspeed=… "
+    "read from the program: literals, constants and defaults of options, nothing executed; without fsdp=… or deepspeed=… "
     "every GPU has a replica. Fixes are arguments of the program, or lines of a config for accelerate launch "
     "--config_file FILE"
 )

@@ -106,7 +106,8 @@ def _certainty(content: Content, launch: LaunchCommand) -> int:
 def _config_of(content: Content, launch: LaunchCommand) -> tuple[str, SourcedValue] | None:
     """Return the argument that names the JSON, and its value: of the command, or of the program that it starts."""
     own = started_program(content, launch.program)
-    arguments = {**(file_arguments(own) if own is not None else {}), **parse_arguments(launch.args)}
+    given = parse_arguments(launch.args)
+    arguments = {**(file_arguments(own, given) if own is not None else {}), **given}
     for name in ("deepspeed_config", "deepspeed"):
         if name in arguments and isinstance(arguments[name].value, str) and not arguments[name].value.startswith("-"):
             return name, arguments[name]
