@@ -458,16 +458,18 @@ def _sizing(exported: Exported, overrides: Sequence[str]) -> tuple[str, ...]:
     framework's: Accelerate's mesh with model axes is checked as AutoModel's, which has layouts that it does not.
     """
     job, checked = exported.job, exported.checked
-    own = frameworks.framework(exported.written.framework).engine
-    engine = checked.engine if checked.engine == "deepspeed" else own
+    engine: str = frameworks.framework(exported.written.framework).engine
+    engine = checked.engine if checked.engine == "deepspeed" else engine
     errors = [one for one in checked.findings if one.severity == "error"]
     if job.no_model or all(one.fix == (WRITTEN,) or _is_about_weights(one) or _is_open(one) for one in errors):
         return ()
     recipe = checked.recipe
     goal = ("--goal", recipe.goal) if job.plan is not None else ()
-    named = [*job.words, *goal, "--gpus", checked.cluster.argument, "--engine", engine]
-    typed = dict.fromkeys(one for one in (*overrides, *_other_fixes(errors)) if one not in named)
-    words = [one for one in (*named, *typed) if "=" not in one or not (recipe_key(one) or "").startswith("layout.")]
+    own = [one for one in job.words[1:] if "=" in one and not one.startswith("-")]  # as the import resolved them
+    named = [*(one for one in job.words if one not in own), *goal]
+    named += ["--gpus", checked.cluster.argument, "--engine", engine]
+    settings = override.merged(override.merged(overrides, own), _other_fixes(errors))
+    words = [*named, *(one for one in settings if not (recipe_key(one) or "").startswith("layout."))]
     command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
     return (f"for a layout that runs: {command}, then export sized.toml",)
 

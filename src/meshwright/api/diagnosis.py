@@ -32,6 +32,7 @@ from meshwright.doctor.match_recipe import (
     trainer_layout,
     with_all_gpus,
     with_implied_length,
+    with_implied_micro_batch,
 )
 from meshwright.errors import InputError
 from meshwright.frameworks import Content, Framework
@@ -71,6 +72,10 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
         if length_note:
             case, notes = _case(run, request)
             notes = (*notes, length_note)
+        run, batch_note = with_implied_micro_batch(run, case, tuple(request.overrides))
+        if batch_note:
+            case, again = _case(run, request)
+            notes = (*dict.fromkeys((*notes, *again)), batch_note)
     run = run if case is None else _with_differences(with_all_gpus(run, case), request, case)
     if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:
         run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, assumed_gpus=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from math import gcd, isclose, prod
+from math import ceil, gcd, isclose, prod
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ ROUNDED = 1e-4  # relative error of a number that a log prints
 ANY_BATCH = 32  # samples up to which every number is usual
 ODD_PARTS = (1, 3, 5, 7, 9, 15)  # of usual batch sizes: 1024 = 1 × 2^10, 384 = 3 × 2^7
 LEAST_STEPS = 5
+FP32_BYTES = 4
 NO_RECIPE = "no estimate: the log does not name the model; add --recipe NAME --gpus 8xH100"
 
 
@@ -144,7 +145,9 @@ def file_differences(run: Run, recipe: Recipe, extra: tuple[str, ...]) -> tuple[
     `recipe` is the file's, and a setting in `extra` is the user's own.
     """
     logged = {key: value for key, value in _logged_values(run).items() if key not in _keys(extra)}
-    stated = (key for key in (*COMPARED, *recipe_fields()) if key in run.header.file_fields or key in COMPARED)
+    stated = [key for key in (*COMPARED, *recipe_fields()) if key in run.header.file_fields or key in COMPARED]
+    if "layout.micro_batch_size" not in run.header.file_fields and "layout.micro_batch_size" in logged:
+        stated = [key for key in stated if key != "train.global_batch_size"]  # the file's is made of an assumed one
     pairs = [(key, logged[key], field_value(recipe, key)) for key in dict.fromkeys(stated) if key in logged]
     return tuple(FieldDifference(*pair) for pair in pairs if pair[2] is not None and not _equal(*pair[1:]))
 
@@ -278,6 +281,37 @@ def with_implied_length(run: Run, case: Case, extra: tuple[str, ...]) -> tuple[R
         run.header, seq_length=found.tokens, overrides={**run.header.overrides, "data.seq_length": found.tokens}
     )
     note = f"the log does not state the sequence length: {found.tokens} is computed from {found.source}"
+    return msgspec.structs.replace(run, header=header), note
+
+
+def with_implied_micro_batch(run: Run, case: Case, extra: tuple[str, ...]) -> tuple[Run, str]:
+    """Return the run with the micro batch that a failed allocation of the logits implies, and a note.
+
+    The loss converts logits to fp32: a request there is tokens × vocabulary × 4 bytes. Samples may be shorter than the
+    sequence length, so that it is the least number of them. The log's own batch and the user's count more, and so does
+    a larger one of the file.
+    """
+    known = _keys(extra) | run.header.overrides.keys()
+    wanted = [one.memory.wanted for one in run.faults if one.memory is not None and one.where == "logits"]
+    size = max((one for one in wanted if one), default=0.0)
+    layout, vocab = case.recipe.layout, case.model.vocab
+    is_split = layout.tp * layout.cp != 1 or not vocab
+    if not size or run.header.recipe is not None or "layout.micro_batch_size" in known or is_split:
+        return run, ""
+    tokens = size * 2**30 / (vocab * FP32_BYTES)
+    samples = ceil(tokens / case.recipe.data.seq_length * (1 - CLOSE))
+    before = layout.micro_batch_size
+    if samples <= before:
+        return run, ""
+    implied = {"layout.micro_batch_size": samples}
+    if "train.global_batch_size" not in known:
+        implied["train.global_batch_size"] = case.recipe.train.global_batch_size // before * samples
+    header = msgspec.structs.replace(run.header, overrides={**run.header.overrides, **implied})
+    note = (
+        f"layout.micro_batch_size={samples} is computed from the failed request in the loss: {size:.2f} GiB are "
+        f"{round(tokens, -2):,.0f} tokens of {vocab:,} logits in fp32, and samples have up to "
+        f"{case.recipe.data.seq_length:,} tokens; layout.micro_batch_size=N changes it"
+    )
     return msgspec.structs.replace(run, header=header), note
 
 

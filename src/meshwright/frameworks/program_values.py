@@ -19,7 +19,13 @@ MAX_DEPTH = 12  # of names that are assigned from names: a cycle ends here
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 CASTS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
 SWITCHES = {"store_true": False, "store_false": True}  # actions of argparse, and the default of their option
-OPTION_CALLS = ("Option", "Argument", "field", "Field", "option")  # typer, dataclasses, pydantic, click: they have a default
+OPTION_CALLS = (
+    "Option",
+    "Argument",
+    "field",
+    "Field",
+    "option",
+)  # typer, dataclasses, pydantic, click: they have a default
 OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -28,11 +34,19 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-STARTS = ("Fire", "run", "cli", "CLI", "call", "from_cli", "wrap")  # fire, typer, tyro, plac, chz: functions of a command
+STARTS = (
+    "Fire",
+    "run",
+    "cli",
+    "CLI",
+    "call",
+    "from_cli",
+    "wrap",
+)  # fire, typer, tyro, plac, chz: functions of a command
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-class _Unknown(Exception):
+class _UnknownValueError(Exception):
     """The value is known only when the program runs."""
 
 
@@ -75,13 +89,13 @@ class ProgramValues:
         options: list[str] = []
         try:
             value = self._value(node, options, 0)
-        except (_Unknown, ArithmeticError, ValueError, TypeError, KeyError, IndexError):
+        except (_UnknownValueError, ArithmeticError, ValueError, TypeError, KeyError, IndexError):
             return None
         return ProgramValue(value, tuple(dict.fromkeys(options)))
 
     def _value(self, node: ast.expr, options: list[str], depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise _Unknown
+            raise _UnknownValueError
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):
@@ -110,14 +124,14 @@ class ProgramValues:
                 for key, value in pairs
                 if key is not None
             }
-        raise _Unknown
+        raise _UnknownValueError
 
     def _named(self, node: ast.Name, options: list[str], depth: int) -> Any:
         if node.id in self.constants:
             return self._value(self.constants[node.id], options, depth)
         holder = self._function_with(node)
         if holder is None:
-            raise _Unknown
+            raise _UnknownValueError
         option = _decorated(holder, node.id)
         if option is not None:
             return self._default(option, options, depth)
@@ -127,7 +141,7 @@ class ProgramValues:
         if isinstance(node.value, ast.Name) and node.value.id == "torch":  # torch.bfloat16
             return node.attr
         if ast.unparse(node) in self.changed or not isinstance(node.value, ast.Name):
-            raise _Unknown
+            raise _UnknownValueError
         name = node.value.id
         made = self.constants.get(name)
         word = next((one.value for one in getattr(made, "keywords", ()) if one.arg == node.attr), None)
@@ -135,7 +149,7 @@ class ProgramValues:
             return self._value(word, options, depth)
         holds = name in self.classes or self._function_with(node.value) is not None
         if not (all(map(self._is_parsed, self.assigned[name])) if name in self.assigned else holds):
-            raise _Unknown
+            raise _UnknownValueError
         own = name in self.classes or ast.unparse(getattr(made, "func", node)) in self.classes  # not from the command
         candidates = [*self.options.get(node.attr, ()), *self.fields.get(node.attr, ())]
         return self._one_of(candidates, [] if own else options, depth)
@@ -157,7 +171,7 @@ class ProgramValues:
             return CASTS[name](self._value(node.args[0], options, depth))
         if name == "dict" and not node.args and all(word.arg for word in node.keywords):
             return {word.arg: self._value(word.value, options, depth) for word in node.keywords}
-        raise _Unknown
+        raise _UnknownValueError
 
     def _one_of(self, found: list[_Option | ast.expr], options: list[str], depth: int) -> Any:
         """Return the value that all candidates have."""
@@ -167,7 +181,7 @@ class ProgramValues:
             is_option = isinstance(one, _Option)
             values.append((self._default(one, named, depth) if is_option else self._value(one, named, depth), named))
         if not values or any(repr(value) != repr(values[0][0]) for value, _ in values):
-            raise _Unknown
+            raise _UnknownValueError
         options += values[0][1]
         return values[0][0]
 
@@ -175,11 +189,11 @@ class ProgramValues:
         setting = self.given.get(option.name)
         if setting is not None:
             if setting.unresolved:
-                raise _Unknown
+                raise _UnknownValueError
             text = setting.value
             return _literal(text) if isinstance(text, str) else text
         if option.default is None:
-            raise _Unknown
+            raise _UnknownValueError
         value = self._value(option.default, options, depth)
         if isinstance(value, str) and option.kind in ("int", "float"):  # argparse converts texts
             value = CASTS[option.kind](value)
@@ -201,14 +215,16 @@ class ProgramValues:
         calls = self.calls.get(own, [])
         position = next((at for at, one in enumerate(_parameters(function)) if one.arg == name), None)
         for call in calls:
-            if any(isinstance(one, ast.Starred) for one in call.args) or any(word.arg is None for word in call.keywords):
-                raise _Unknown
+            if any(isinstance(one, ast.Starred) for one in call.args) or any(
+                word.arg is None for word in call.keywords
+            ):
+                raise _UnknownValueError
             word = next((one.value for one in call.keywords if one.arg == name), None)
             if word is None and position is not None and position < len(call.args):
                 word = call.args[position]
             word = default if word is None else word
             if word is None:
-                raise _Unknown
+                raise _UnknownValueError
             yield word
         if not calls and own in self.commands:
             yield _Option(name, default)
@@ -324,7 +340,9 @@ def _parameters(function: Function) -> list[ast.arg]:
 def _parameter_default(function: Function, name: str) -> ast.expr | None:
     plain = [*function.args.posonlyargs, *function.args.args]
     pairs = [*zip(reversed(plain), reversed(function.args.defaults), strict=False)]
-    pairs += [(one, value) for one, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if value]
+    pairs += [
+        (one, value) for one, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if value
+    ]
     found = next((value for parameter, value in pairs if parameter.arg == name), None)
     return None if found is None else _inner_default(found)
 

@@ -146,10 +146,10 @@ def _is_auto(text: str) -> bool:
     return _own_key(text) == MICRO_BATCH and value.strip().lower() == AUTO
 
 
-def _own_key(text: str) -> str | None:
-    """Return our key of an override in any framework's words; None if there is no single one."""
+def _own_key(text: str) -> str:
+    """Return our key of an override in any framework's words; its own if there is no single one."""
     key = text.partition("=")[0].strip().replace("-", "_")
-    return native_key(key) or (override_keys()[key].field if key in override_keys() else None)
+    return native_key(key) or (override_keys()[key].field if key in override_keys() else None) or key
 
 
 def merged(typed: Iterable[str], later: Sequence[str]) -> tuple[str, ...]:

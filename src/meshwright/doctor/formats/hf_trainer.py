@@ -57,6 +57,7 @@ STATED = {
     "examples": re.compile(r"Num examples ?= ?([\d,]+)"),
     "trainable": re.compile(r"Number of trainable parameters ?= ?([\d,]+)"),
 }
+RECOMPUTES = re.compile(r"`use_cache=True` is incompatible with gradient checkpointing")
 """Numbers that the Trainer prints before its first step; after a restart with a smaller batch the last ones count."""
 FRONT_ENDS = {
     "axolotl": re.compile(r"\[axolotl\.|/axolotl/|\baxolotl[./](?:cli|train)\b"),
@@ -138,6 +139,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
     known_total = next((record.total for record in reversed(records) if record.total), None)
     stated["total_steps"] = stated["total_steps"] or known_total or 0
     header = msgspec.structs.replace(_header(world, stated), front_end=_front_end(lines))
+    if any("use_cache" in line.text and RECOMPUTES.search(line.text) for line in lines):
+        header = msgspec.structs.replace(header, overrides={**header.overrides, "layout.recompute": "full"})
     for record in records:
         if record.at_s is None:  # with include_num_input_tokens_seen, every record has its time
             record.at_s = record.figures.get("train_runtime")

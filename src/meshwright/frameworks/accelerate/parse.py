@@ -65,9 +65,9 @@ if TYPE_CHECKING:
 LAUNCHERS = ("torchrun", "python", "srun")  # that pass no config of Accelerate
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
 PROGRAM_READ = (
-    "read from the program: literals, constants and defaults of options, nothing executed; without fsdp=… or deepspeed=… "
-    "every GPU has a replica. Fixes are arguments of the program, or lines of a config for accelerate launch "
-    "--config_file FILE"
+    "read from the program: literals, constants and defaults of options, nothing executed; without fsdp=… or "
+    "deepspeed=… every GPU has a replica. Fixes are arguments of the program, or lines of a config for accelerate "
+    "launch --config_file FILE"
 )
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
 UNSLOTH_NOTE = (

@@ -1,0 +1,151 @@
+"""A fine-tuning program with options, its failed run, and LLaMA-Factory files: as a user of one RTX 4090 types them."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+
+import pytest
+
+import meshwright as library
+from meshwright.cli.run import run
+from meshwright.frameworks.program_values import ProgramValues
+from meshwright.frameworks.types import SourcedValue
+
+PROGRAM = """
+import argparse
+import torch
+from trl import SFTConfig, SFTTrainer
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", default="meta-llama/Llama-3.1-8B-Instruct")
+    p.add_argument("--data", default="chats.jsonl")
+    p.add_argument("--lr", type=float, default=2e-4)
+    p.add_argument("--bs", type=int, BS)
+    p.add_argument("--max_length", type=int, default=4096)
+    p.add_argument("--lora_r", type=int, default=16)
+    args = p.parse_args()
+    bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model, quantization_config=bnb, attn_implementation="flash_attention_2"
+    )
+    ds = load_dataset("json", data_files=args.data, split="train")
+    peft_config = LoraConfig(r=args.lora_r, lora_alpha=32, target_modules=["q_proj", "v_proj"])
+    cfg = SFTConfig(
+        output_dir="out",
+        per_device_train_batch_size=args.bs,
+        gradient_accumulation_steps=2,
+        num_train_epochs=3,
+        learning_rate=args.lr,
+        max_length=args.max_length,
+        bf16=True,
+        gradient_checkpointing=False,
+        assistant_only_loss=True,
+    )
+    SFTTrainer(model=model, args=cfg, train_dataset=ds, peft_config=peft_config).train()
+"""
+LOG = """trainable params: 13,631,488 || all params: 8,043,892,736 || trainable%: 0.1695
+  0%|          | 0/564 [00:00<?, ?it/s]`use_cache=True` is incompatible with gradient checkpointing. Setting to False.
+{'loss': 1.8123, 'grad_norm': 0.9123, 'learning_rate': 0.0001964, 'epoch': 0.05}
+{'loss': 1.5231, 'grad_norm': 0.7711, 'learning_rate': 0.0001928, 'epoch': 0.11}
+  4%|▍         | 21/564 [02:11<56:34,  6.25s/it]Traceback (most recent call last):
+  File "/home/me/.venv/lib/python3.11/site-packages/transformers/loss/loss_utils.py", line 47, in ForCausalLMLoss
+    logits = logits.float()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 15.66 GiB. GPU 0 has a total capacity of 23.55 GiB of \
+which 5.12 GiB is free. Including non-PyTorch memory, this process has 18.42 GiB memory in use. Of the allocated \
+memory 17.31 GiB is allocated by PyTorch, and 642.11 MiB is reserved by PyTorch but unallocated.
+"""
+CHAT = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("train_trl.py").write_text(PROGRAM.replace("BS", "default=8"))
+    Path("needs_bs.py").write_text(PROGRAM.replace("BS", "required=True"))
+    Path("oom.log").write_text(LOG)
+    Path("chats.jsonl").write_text(CHAT * 50)
+    return tmp_path
+
+
+def test_defaults_of_a_programs_options_are_checked() -> None:
+    found = library.check("train_trl.py", gpus="1xRTX4090")
+    recipe = found.recipe
+    assert (recipe.layout.micro_batch_size, recipe.data.seq_length, recipe.peft.rank) == (8, 4096, 16)
+    assert any("per_device_train_batch_size=8 (--bs, line 23)" in note for note in found.notes)
+    error = next(one for one in found.findings if one.rule == "memory.peak")
+    assert "per_device_train_batch_size=1" in " ".join(error.fix)
+
+
+@pytest.mark.parametrize("program", ["train_trl.py", "needs_bs.py"])
+def test_doctor_tries_remedies_on_the_batch_that_ran(program: str) -> None:
+    found = library.diagnose("oom.log", recipe=program, gpus="1xRTX4090")
+    error = next(one for one in found.findings if one.id == "memory.out-of-memory")
+    assert any("per_device_train_batch_size=1" in one.there for one in error.remedies)
+    assert not any(one.try_ == ("layout.recompute=full",) for one in error.remedies)  # it was on
+    assert any("micro_batch_size=8 is computed" in note for note in found.notes) == (program == "needs_bs.py")
+
+
+def _values(code: str, given: dict[str, SourcedValue] | None = None) -> list[object]:
+    tree = ast.parse(code)
+    program = ProgramValues(tree, given)
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == "SFTConfig"]
+    found = [program.find(word.value) for call in calls for word in call.keywords]
+    return [None if one is None else (one.value, *one.options) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [
+        (
+            "def parse_args():\n p.add_argument('-b', '--batch-size', type=int, default='8')\n"
+            " p.add_argument('--gc', action='store_true')\n p.add_argument('--n', type=int)\n return p.parse_args()\n"
+            "def main(args):\n SFTConfig(a=args.batch_size, b=args.gc, c=args.n, d=32 // args.batch_size)\n"
+            "main(parse_args())",
+            [(8, "--batch_size"), (False, "--gc"), None, (4, "--batch_size")],
+        ),
+        (
+            "@dataclass\nclass S:\n bs: int = field(default=8, metadata={})\n lr: float = 1e-4\n"
+            "s, t = HfArgumentParser((S, T)).parse_args_into_dataclasses()\nSFTConfig(a=s.bs, b=s.lr, c=t.other)",
+            [(8, "--bs"), (1e-4, "--lr"), None],
+        ),
+        ("@dataclass\nclass S:\n bs: int = 8\ns = S(bs=2)\nSFTConfig(a=s.bs, b=S.bs)", [(2,), (8,)]),
+        (
+            "@click.command()\n@click.option('--learning-rate', 'lr', default=1e-4)\n"
+            "def main(lr):\n SFTConfig(a=lr)\nmain()",
+            [(1e-4, "--learning_rate")],
+        ),
+        ("@app.command()\ndef main(bs: int = typer.Option(8)):\n SFTConfig(a=bs)\napp()", [(8, "--bs")]),
+        ("def train(bs=8, *, lr=1e-4):\n SFTConfig(a=bs, b=lr)\nfire.Fire(train)", [(8, "--bs"), (1e-4, "--lr")]),
+        ("LR = 3e-4\ndef train(bs=8, lr=1e-4):\n SFTConfig(a=bs, b=lr)\ntrain(4, lr=LR)", [(4,), (3e-4,)]),
+        ("p.add_argument('--bs', default=8)\nargs = p.parse_args()\nargs.bs = f()\nSFTConfig(a=args.bs)", [None]),
+        ("x = 3\nx += 1\nC = {'bs': 8}\nSFTConfig(a=x, b=C['bs'], c=torch.bfloat16)", [None, (8,), ("bfloat16",)]),
+    ],
+)
+def test_values_of_programs_are_read_without_executing_them(code: str, values: list[object]) -> None:
+    assert _values(code) == values
+
+
+def test_a_command_replaces_the_default() -> None:
+    Path("run.sh").write_text("accelerate launch --num_processes 1 train_trl.py --bs 2 --max_length 1024\n")
+    found = library.check("run.sh", gpus="1xRTX4090")
+    assert (found.recipe.layout.micro_batch_size, found.recipe.data.seq_length) == (2, 1024)
+
+
+def test_the_command_that_export_prints_sets_every_field_once() -> None:
+    found = library.export(
+        "train_trl.py",
+        to="accelerate",
+        gpus="1xRTX4090",
+        out="exp",
+        dataset="chats.jsonl",
+        overrides=["max_length=4096", "r=16", "per_device_train_batch_size=1"],
+    )
+    [note] = [one for one in found.written.notes if "for a layout that runs" in one]
+    words = shlex.split(note.removeprefix("for a layout that runs: meshwright ").partition(", then")[0])
+    assert sum(one.startswith("data.dataset=") for one in words) == 1
+    with pytest.raises(SystemExit) as ended:
+        run(words)
+    assert ended.value.code == 0
