@@ -149,3 +149,54 @@ def test_the_command_that_export_prints_sets_every_field_once() -> None:
     with pytest.raises(SystemExit) as ended:
         run(words)
     assert ended.value.code == 0
+
+
+FACTORY = """model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
+stage: sft
+do_train: true
+finetuning_type: lora
+dataset: my_chats
+template: llama3
+cutoff_len: 2048
+output_dir: saves
+per_device_train_batch_size: 1
+quantization_bit: 4
+"""
+
+
+def _findings(text: str, rule: str) -> list[tuple[int, tuple[str, ...]]]:
+    Path("lf.yaml").write_text(FACTORY + text)
+    found = library.check("lf.yaml", gpus="1xRTX4090", advice=True)
+    return [(one.line, one.fix) for one in found.findings if one.rule == rule]
+
+
+def test_fp16_of_a_front_end_is_reported_at_its_line_with_bf16() -> None:
+    assert _findings("fp16: true\n", "precision.fp16") == [(11, ("without fp16", "bf16: true"))]
+    assert not _findings("bf16: true\n", "precision.fp16")
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("quantization_method: bnb\n", None),
+        ("export_quantization_bit: 5\n", ("export_quantization_bit: 4",)),
+        ("quantization_method: eetq\n", ("quantization_bit: 8",)),
+        ("eval_strategy: stepss\n", ("eval_strategy: steps",)),
+        ("save_strategy: every\n", ("without save_strategy",)),
+        ("eval_strategy: no\n", None),
+        ("log_level: warn\n", ("log_level: warning",)),
+        ("hub_strategy: every-save\n", ("hub_strategy: every_save",)),
+    ],
+)
+def test_values_of_fixed_choices_are_checked(text: str, fix: tuple[str, ...] | None) -> None:
+    assert [one[1] for one in _findings(f"bf16: true\n{text}", "value.invalid")] == ([fix] if fix else [])
+
+
+@pytest.mark.parametrize(("method", "bits", "refused"), [("bnb", 5, True), ("hqq", 5, False), ("hqq", 7, True)])
+def test_bits_that_a_quantization_method_does_not_have(method: str, bits: int, refused: bool) -> None:
+    text = FACTORY.replace(
+        "quantization_bit: 4", f"quantization_bit: {bits}\nquantization_method: {method}\nbf16: true"
+    )
+    Path("lf.yaml").write_text(text)
+    found = [one for one in library.check("lf.yaml", gpus="1xRTX4090").findings if one.rule == "value.invalid"]
+    assert [(one.line, one.fix) for one in found] == ([(10, ("quantization_bit: 4",))] if refused else [])

@@ -17,6 +17,9 @@ from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Recipe, field_value
 from meshwright.rules import Finding
 
+COMPUTE, MIXED_PRECISION = "precision.compute", "mixed_precision"
+HALF_PRECISIONS = ("fp16", "bf16")  # switches of the Trainer
+
 
 def program_fields(imported: ImportedRecipe) -> tuple[str, ...]:
     """Return the fields that arguments of the Trainer set, or would set, because no key of the config does."""
@@ -25,16 +28,19 @@ def program_fields(imported: ImportedRecipe) -> tuple[str, ...]:
         return ()
     fields = {*ARGUMENT_FIELDS, *program.sources}
     found = tuple(one for one in fields if keys.get(one, "--").startswith("--"))
+    if keys.get(COMPUTE) == MIXED_PRECISION and _half_precision(program):
+        found = (*found, COMPUTE)
     return tuple(
         one for one in found if not (one.startswith("schedule.") and "scheduler.type" in imported.parsed.settings)
     )
 
 
 def replaced_keys(imported: ImportedRecipe) -> set[str]:
-    """Return the keys that the config does not have and whose fields arguments set: a scheduler of its own."""
+    """Return the keys whose fields arguments set: of a scheduler that the config does not have, or the precision."""
     own, settings = program_fields(imported), imported.parsed.settings
     groups = [one for one in composite_keys(imported.framework.key_map) if {*own} & {*one.fields}]
-    return {key for one in groups if not any(key in settings for key in one.keys) for key in one.keys}
+    found = {key for one in groups if not any(key in settings for key in one.keys) for key in one.keys}
+    return found | ({MIXED_PRECISION} if COMPUTE in own else set())
 
 
 def with_arguments_changed(program: ProgramArguments, finding: Finding) -> Finding:
@@ -70,9 +76,19 @@ def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
         if field == "peft.method" and {before, after} <= {"lora", *QUANTIZED}:
             yield from _bits(program, before, after)
             continue
+        if field == COMPUTE:
+            yield from program.formatted(_half_precision(program), None)
+            yield from program.formatted(after, True) if after in HALF_PRECISIONS else ()
+            continue
         name = program.sources.get(field, "")
         for argument, value in _arguments(tables.get(field), changed, name, after).items():
             yield from program.formatted(argument, value)
+
+
+def _half_precision(program: ProgramArguments) -> str:
+    """Return the switch of the Trainer that sets the compute dtype, whatever Accelerate's config has; else empty."""
+    on = (name for name in HALF_PRECISIONS if str(getattr(program.given.get(name), "value", "")).lower() == "true")
+    return next(on, "")
 
 
 def _bits(program: ProgramArguments, before: str, after: str) -> Iterator[str]:

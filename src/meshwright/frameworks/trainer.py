@@ -18,7 +18,7 @@ from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import MAX_PARENTS, content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
 from meshwright.frameworks.shell.values import WrittenFile
-from meshwright.frameworks.start_checks import TABLES, Style, broken_checks
+from meshwright.frameworks.start_checks import CHOICES, TABLES, TRAINER_CHOICES, Style, broken_checks
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
 from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
@@ -89,14 +89,6 @@ SWITCHES = (
 )
 """Arguments of transformers.TrainingArguments that are true or false."""
 SWITCH_TEXTS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
-INTERVALS = ("no", "steps", "epoch")
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "save_strategy": (*INTERVALS, "best"),
-    "eval_strategy": INTERVALS,
-    "evaluation_strategy": INTERVALS,
-    "logging_strategy": INTERVALS,
-}
-"""Arguments of transformers.TrainingArguments that are one of a few words."""
 
 LAUNCHER_ARGUMENTS = ("local_rank",)  # that launchers add
 NAMED = {"optim": "=optim", "lr_scheduler_type": "=schedule"}  # arguments whose values are names of transformers
@@ -246,7 +238,8 @@ def start_findings(args: Arguments, model: ModelSpec | None, script: str = "") -
     if not is_trainer(args) and not by_trl:
         return
     style: Style = "python" if all(one.file.endswith(".py") for one in args.values()) else "command"
-    yield from broken_checks(TABLES["trl" if by_trl else "trainer"], args, style, model)
+    choices = (TRAINER_CHOICES,) if style == "python" else ()  # a parser of the program's own may have other choices
+    yield from broken_checks((*TABLES["trl" if by_trl else "trainer"], *choices), args, style, model)
     if (unused := args.get(UNUSED_ADAPTERS)) is not None:
         yield Finding(
             "key.unused",

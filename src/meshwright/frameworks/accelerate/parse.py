@@ -270,7 +270,8 @@ def _settings_of_trainer(
         found |= {f"{FSDP}fsdp_offload_params": True} if "offload" in words else {}
         found |= _wrapped_classes(arguments)
     for key, value in found.items():
-        yield key, msgspec.structs.replace(where, value=value, unresolved="")
+        place = arguments.get(str(value), where) if key == "mixed_precision" else where
+        yield key, msgspec.structs.replace(place, value=value, unresolved="")
 
 
 def _wrapped_classes(arguments: Arguments) -> dict[str, Any]:

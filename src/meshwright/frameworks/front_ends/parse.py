@@ -437,4 +437,5 @@ def _sharding(
     half = "bf16" if in_bf16 or "fp16" not in values else "fp16" if str(values["fp16"]).lower() == "true" else "no"
     found["mixed_precision"] = half
     for key, value in found.items():
-        yield key, msgspec.structs.replace(first, value=value, unresolved="", pyyaml=msgspec.UNSET)
+        place = settings.get(half, first) if key == "mixed_precision" else first
+        yield key, msgspec.structs.replace(place, value=value, unresolved="", pyyaml=msgspec.UNSET)

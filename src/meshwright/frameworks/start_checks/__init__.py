@@ -9,15 +9,15 @@ from meshwright.frameworks.start_checks.axolotl import AXOLOTL
 from meshwright.frameworks.start_checks.evaluate import Style, broken_checks
 from meshwright.frameworks.start_checks.llama_factory import LLAMA_FACTORY
 from meshwright.frameworks.start_checks.ms_swift import MS_SWIFT
-from meshwright.frameworks.start_checks.trainer import TRAINER
+from meshwright.frameworks.start_checks.trainer import CHOICES, TRAINER, TRAINER_CHOICES
 from meshwright.frameworks.start_checks.trl import CONVERSATIONS, METHODS, SCRIPTS, SFT_KEYS, TRL
 from meshwright.frameworks.start_checks.types import StartCheck, Table
 
 TABLES: dict[str, tuple[Table, ...]] = {
-    "axolotl": (AXOLOTL,),
-    "llama-factory": (LLAMA_FACTORY, TRAINER),
-    "ms-swift": (MS_SWIFT, TRAINER),
-    "trl": (TRL, SCRIPTS, CONVERSATIONS, TRAINER),
+    "axolotl": (AXOLOTL, TRAINER_CHOICES),
+    "llama-factory": (LLAMA_FACTORY, TRAINER, TRAINER_CHOICES),
+    "ms-swift": (MS_SWIFT, TRAINER, TRAINER_CHOICES),
+    "trl": (TRL, SCRIPTS, CONVERSATIONS, TRAINER, TRAINER_CHOICES),
     "trainer": (TRAINER, CONVERSATIONS),
 }
 """The tables of each program; those built on transformers' Trainer have its checks too."""
@@ -33,4 +33,4 @@ def tables_of(name: str, keys: Collection[str], subcommand: str = "") -> tuple[T
     return (*((own,) if own is not None else ()), *others)
 
 
-__all__ = ["TABLES", "StartCheck", "Style", "Table", "broken_checks", "tables_of"]
+__all__ = ["CHOICES", "TABLES", "TRAINER_CHOICES", "StartCheck", "Style", "Table", "broken_checks", "tables_of"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.frameworks.start_checks.types import Given, StartCheck, Table, together
+from meshwright.models import quantized_bits
 
 PARSER = "src/llamafactory/hparams/parser.py: get_train_args"
 TUNING = "src/llamafactory/hparams/finetuning_args.py: FinetuningArguments.__post_init__"
@@ -37,10 +38,24 @@ def _of_sft(key: str) -> StartCheck:
         f"{{{key}}} needs stage: sft, not {{stage}}", {key: False}, PARSER)  # fmt: skip
 
 
+QUANTIZED = "src/llamafactory/model/model_utils/quantization.py: configure_quantization"
+BITS = {"bnb": ("4", "8"), "hqq": ("1", "2", "3", "4", "5", "6", "8"), "eetq": ("8",)}
+"""Bits that each quantization_method has; the others load weights that are quantized already."""
+EXPORTED_BITS = ("2", "3", "4", "8")
+
+
+def _bits(method: str, bits: tuple[str, ...]) -> StartCheck:
+    return StartCheck("quantization_bit",
+        lambda given: given.text("quantization_method") == method and given.text("quantization_bit") not in ("", *bits)
+        and not given.is_on("export_quantization_bit") and not quantized_bits(given.text("model_name_or_path")),
+        f"{{quantization_bit}} is none of {', '.join(bits)}, which quantization_method: {method} has",
+        {"quantization_bit": 4 if "4" in bits else 8}, QUANTIZED)  # fmt: skip
+
+
 LLAMA_FACTORY = Table(
     "LLaMA-Factory",
     {"stage": "sft", "finetuning_type": "lora", "max_steps": -1, "mix_strategy": "concat", "pref_loss": "sigmoid",
-        "reward_model_type": "lora", "badam_mode": "layer"},
+        "reward_model_type": "lora", "badam_mode": "layer", "quantization_method": "bnb"},
     (
         *(_of_sft(key) for key in SFT_ONLY),
         *(_of_lora(key) for key in LORA_ONLY),
@@ -74,6 +89,11 @@ LLAMA_FACTORY = Table(
             lambda given: given.is_on("quantization_bit") and given.text("finetuning_type") not in ("lora", "oft"),
             "{quantization_bit} needs finetuning_type: lora or oft, not {finetuning_type}",
             {"finetuning_type": "lora"}, MODEL),
+        *(_bits(method, bits) for method, bits in BITS.items()),
+        StartCheck("export_quantization_bit",
+            lambda given: given.text("export_quantization_bit") not in ("", *EXPORTED_BITS),
+            f"{{export_quantization_bit}} is none of {', '.join(EXPORTED_BITS)}", {"export_quantization_bit": 4},
+            QUANTIZED),
         *(StartCheck(key, together("quantization_bit", key), f"{{{key}}} does not work with {{quantization_bit}}",
             {key: False}, MODEL) for key in ("pissa_init", "resize_vocab")),
         StartCheck("create_new_adapter", together("quantization_bit", "adapter_name_or_path", "create_new_adapter"),

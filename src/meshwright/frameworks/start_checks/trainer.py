@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 
-from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
+from meshwright.frameworks.start_checks.types import OFF, Changes, Given, StartCheck, Table, together
 from meshwright.frameworks.trainer_fields import NO_VALIDATION_DATA
 from meshwright.similar import closest, misspelled
 
@@ -135,6 +136,35 @@ def flash_in_fp32(given: Given, dtype: str) -> bool:
     return is_flash and in_fp32 and computes_in_fp32(given) and not given.any_on(*NOT_FP32)
 
 
+def _choice(key: str, choices: tuple[str, ...]) -> StartCheck:
+    def is_unknown(given: Given) -> bool:
+        return given.text(key) not in (*choices, *(OFF if "no" in choices else NOT_SET))
+
+    def nearest(given: Given) -> Changes:
+        near = closest(given.text(key), choices, 1)
+        return {key: near[0] if near else None}
+
+    message = f"{{{key}}} is none of {', '.join(choices)}"
+    return StartCheck(key, is_unknown, message, nearest, "transformers/training_args.py: TrainingArguments")
+
+
+INTERVALS = ("no", "steps", "epoch")
+LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
+NOT_SET = ("", "none", "null")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "save_strategy": (*INTERVALS, "best"),
+    "eval_strategy": INTERVALS,
+    "evaluation_strategy": INTERVALS,
+    "logging_strategy": INTERVALS,
+    "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),
+    "log_level": LOG_LEVELS,
+    "log_level_replica": LOG_LEVELS,
+    "train_sampling_strategy": ("random", "sequential", "group_by_length", "batch_rebalance"),
+    "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
+    "ddp_backend": ("nccl", "gloo", "mpi", "ccl", "xccl", "hccl", "cncl", "mccl"),
+}
+"""Arguments of transformers.TrainingArguments that are one of a few words."""
+TRAINER_CHOICES = Table("transformers' Trainer", {}, tuple(_choice(key, choices) for key, choices in CHOICES.items()))
 TRAINER = Table(
     "transformers' Trainer",
     {
