@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -107,3 +108,9 @@ def test_zsh_takes_the_completion(tmp_path: Path) -> None:
         ["zsh", "-f", "-c", program], capture_output=True, text=True, check=True, env=_with_command(tmp_path)
     )
     assert done.stdout.strip() == "_meshwright_completion"
+
+
+def test_an_illegal_plan_that_does_not_fit_has_its_reasons(meshwright: Any) -> None:  # noqa: F811
+    options = ("--gpus", "16xH100", "--goal", "sft", "layout.tp=3", "--explain", "--json")
+    found = json.loads(meshwright("recommend", "qwen3-30b-a3b", *options).out)
+    assert {"reasons", "memory_by_stage_gib"} <= found.keys()

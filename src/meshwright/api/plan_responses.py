@@ -175,15 +175,19 @@ def plan_response(plan: Plan, request: requests.Recommend | requests.Plan | None
     more: dict[str, Any] = {"budget": budget_for(plan, request)}
     if not plan.estimate.fits or _offloads_to_fit(plan) or any(f.rule == "memory.host" for f in plan.findings):
         fitting, plain = planner.smallest_fit(plan, () if request is None else request.overrides)
-        if fitting is None and any(f.severity == "error" and f.rule.split(".")[0] != "memory" for f in plan.findings):
-            return msgspec.structs.replace(response, **more)  # not the number of GPUs is wrong, see the findings
-        more["smallest_that_fits"] = None if fitting is None else fitting.world
-        more["smallest_cluster"] = None if fitting is None else str(fitting)
-        more["smallest_without_offload"] = None if plain is None else str(plain)
+        # Where none fits and the layout is illegal too, the number of GPUs is not what is wrong: see the findings.
+        if fitting is not None or not _has_error_beside_memory(plan):
+            more["smallest_that_fits"] = None if fitting is None else fitting.world
+            more["smallest_cluster"] = None if fitting is None else str(fitting)
+            more["smallest_without_offload"] = None if plain is None else str(plain)
     if isinstance(request, requests.Recommend) and request.explain:
         more["reasons"] = planner.reasons(plan)
         more["memory_by_stage_gib"] = _memory_by_stage(plan)
     return msgspec.structs.replace(response, **more)
+
+
+def _has_error_beside_memory(plan: Plan) -> bool:
+    return any(f.severity == "error" and f.rule.split(".")[0] != "memory" for f in plan.findings)
 
 
 def _offloads_to_fit(plan: Plan) -> bool:
