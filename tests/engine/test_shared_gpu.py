@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.engine.families import FAMILIES
-from tests.engine.parity import SEQ, recipe
+from tests.engine.parity import SEQ, compile_without_a_compiler, recipe
 from tests.engine.ranks import run
 
+from meshwright import models
 from meshwright.clusters import cluster
-from meshwright.engine import shared_gpu, validate
+from meshwright.engine import mesh, shared_gpu, validate
 from meshwright.engine.collectives import copy_in, sum_out
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import GroupInfo, build_mesh
@@ -21,6 +22,8 @@ from meshwright.engine.rank_env import Process
 from meshwright.engine.shared_gpu import choose_backend, ranks_per_gpu
 from meshwright.engine.trainer import Trainer
 from meshwright.errors import InputError
+from meshwright.planner.baseline import baseline_for
+from meshwright.planner.plan import Question
 from meshwright.recipes import types
 
 FOUR = Process(world=4, local_world=4, how="nproc")
@@ -85,11 +88,40 @@ def test_collectives_through_host_memory_stay_outside_compiled_code() -> None:
             assert "mul" in code or "*" in code  # the rest is compiled
 
 
+def compiled_through_host(rank: int, world: int, layout: types.Layout) -> list[float]:
+    mesh.sends_through_host = lambda device_type, group: group is not None
+    compile_without_a_compiler()
+    return loss_and_norm(layout, compiled=True)
+
+
+@pytest.mark.slow
+def test_compiled_tensor_parallel_steps_through_host_memory_equal_one_rank() -> None:
+    layout = types.Layout(tp=2, sp=True, micro_batch_size=1)
+    for values in run(2, compiled_through_host, layout):
+        assert values == pytest.approx(run(1, alone)[0], rel=1e-5)
+
+
+def test_compiled_scans_over_context_parallel_ranks_that_share_a_gpu_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(validate, "cluster", lambda text: cluster("1xH200" if text == "auto" else text))
+    for model, cp, refused in (("nemotronh_4b", 2, True), ("nemotronh_4b", 1, False), ("llama32_1b", 2, False)):
+        question = Question(models.find(model), model, cluster("2xH200"), "pretrain")
+        case = baseline_for(question, [f"layout.cp={cp}", "kernels.compile=true"]).case
+        if not refused:
+            validate.refuse_compiled_scans(case, None, 2)
+            continue
+        with pytest.raises(InputError, match="crash where ranks share a GPU") as error:
+            validate.refuse_compiled_scans(case, None, 2)
+        assert error.value.fix == ("kernels.compile=false",)
+
+
 def streams_of_fsdp(rank: int, world: int) -> list[str]:
     config = transformers_config(FAMILIES["llama"])
     made = recipe(types.Layout(), precision=types.Precision(compute="bf16", master="fp32"))
-    mesh = build_mesh(made.layout, "cpu")
-    trainer = Trainer(made, config, mesh, torch.device("cpu"), Mock(config.vocab_size, SEQ, 0))
+    trainer = Trainer(
+        made, config, build_mesh(made.layout, "cpu"), torch.device("cpu"), Mock(config.vocab_size, SEQ, 0)
+    )
     trainer.step(0)
     return sorted({type(one._get_fsdp_state()._comm_ctx).__name__ for one in trainer.stages[0].layers.values()})
 
@@ -106,9 +138,10 @@ LAYOUTS = {
 }
 
 
-def loss_and_norm(layout: types.Layout) -> list[float]:
+def loss_and_norm(layout: types.Layout, compiled: bool = False) -> list[float]:
     config = transformers_config(FAMILIES["llama"])
-    made = recipe(layout, train=types.Train(global_batch_size=4, steps=9))
+    train, kernels = types.Train(global_batch_size=4, steps=9), types.Kernels(compile=compiled)
+    made = recipe(layout, train=train, kernels=kernels)
     trainer = Trainer(made, config, build_mesh(layout, "cpu"), torch.device("cpu"), Mock(config.vocab_size, SEQ, 0))
     return [value for step in (0, 1) for one in [trainer.step(step)] for value in (one.loss, one.grad_norm)]
 

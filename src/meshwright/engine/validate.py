@@ -13,7 +13,7 @@ from meshwright.clusters import Cluster, cluster
 from meshwright.engine.metrics.jsonl import log
 from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
-from meshwright.engine.shared_gpu import CONTEXT_GIB, ranks_per_gpu
+from meshwright.engine.shared_gpu import CONTEXT_GIB, choose_backend, ranks_per_gpu
 from meshwright.errors import InputError
 from meshwright.models import is_path
 from meshwright.recipes.case import Case
@@ -31,7 +31,31 @@ def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -
     case = Case(recipe, family_of(recipe).spec_of(recipe, config), ranks, memory_of=costs.memory)
     if blocking := blocking_findings(case):
         raise RefusedError(blocking)
+    refuse_compiled_scans(case, process, world)
     return case
+
+
+def refuse_compiled_scans(case: Case, process: Process | None, world: int) -> None:
+    """Refuse compiled scans over context-parallel ranks that share a GPU.
+
+    On an H200 the ranks crashed in native code (benchmarks/results/gpu_ranks.json); eager ones are right.
+    """
+    if case.compile and case.cp > 1 and case.is_hybrid and shares_gpus(process, world):
+        raise InputError(
+            "compiled state-space and gated-delta layers with context parallelism crash where ranks share a GPU (gloo)",
+            field="kernels.compile",
+            value=True,
+            fix=("kernels.compile=false",),
+        )
+
+
+def shares_gpus(process: Process | None, world: int) -> bool:
+    """Return whether this run's collectives use gloo on GPUs."""
+    on_cpu = process is not None and process.device.type == "cpu"
+    with suppress(InputError):
+        gpus = cluster("auto").gpus_per_node
+        return not on_cpu and choose_backend(process or Process(local_world=world), "cuda", gpus) == "gloo"
+    return False
 
 
 def blocking_findings(case: Case) -> list[Finding]:

@@ -241,5 +241,10 @@ def layers_recomputed_around(recipe: Recipe, stage: Stage) -> list[int]:
 
 
 def is_single_graph(layer: nn.Module, layout: Layout) -> bool:
-    """Return whether a layer has no graph breaks: those of expert dispatch, context parallelism and documents."""
-    return layout.cp == 1 and not list(expert_blocks(layer)) and not isolates_documents(layer)
+    """Return whether a layer has no graph breaks.
+
+    Those of expert dispatch, context parallelism and documents, and of collectives through host memory.
+    """
+    sequences = (module.__dict__.get("tp_sequence") for module in layer.modules())
+    through_host = any(sequence.tp.through_host for sequence in sequences if sequence is not None)
+    return layout.cp == 1 and not list(expert_blocks(layer)) and not isolates_documents(layer) and not through_host
