@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import compare
 from meshwright.cli.run import run as run_command
 from meshwright.planner.deadline import MAX_REFINED_COUNTS, refine_deadline
 
@@ -124,3 +125,68 @@ def test_a_mount_with_a_variable_is_refused_where_no_shell_expands_it(here: Path
     script(here / "job.sbatch")
     words = ("job.sbatch", "--scheduler", "kubernetes", "--gpus", "4x8xH200", "--image", "a/b")
     assert "only a SLURM job expands" in printed("launch", *words, "--mount", "$PWD:/workspace")
+
+
+def test_plan_prints_the_tokens_and_the_batch_and_the_positions_that_are_left(here: Path) -> None:
+    words = ("lab34b", "--gpus", "lab.toml", "--goal", "pretrain")
+    answer = printed("plan", *words)
+    assert "4,096 tokens × 32 per step" in answer
+    assert "lab34b has 8,192 positions: --seq 8192 trains on all of them" in answer
+    longer = printed("plan", *words, "--seq", "8k")
+    assert "8,192 tokens × 32 per step" in longer
+    assert "positions" not in longer
+
+
+def test_a_context_extension_with_its_own_rope_base_is_not_advised_another() -> None:
+    words = ("recommend", "lab34b", "--gpus", "lab.toml", "--goal", "pretrain", "--seq", "128k")
+    assert "usually with another RoPE base" in printed(*words)
+    answer = printed(*words, "model.rope_theta=8000000")
+    assert "with the RoPE base 8,000,000 that is set" in answer
+    assert "another RoPE base" not in answer
+
+
+@pytest.mark.parametrize(("price", "cost"), [('"2.4 EUR"', "2.4 EUR per GPU-hour"), ('"$2"', "2 USD per GPU-hour")])
+def test_the_price_of_a_cluster_file_may_name_its_currency(here: Path, price: str, cost: str) -> None:
+    (here / "lab.toml").write_text(f"{CLUSTER}price = {price}\n", encoding="utf-8")
+    assert cost in printed("recommend", "llama3-8b", "--goal", "pretrain", "--gpus", "lab.toml", "--tokens", "1T")
+
+
+@pytest.mark.parametrize("price", ['"cheap"', '"2.4 EUR"\ncurrency = "USD"'])
+def test_a_wrong_price_of_a_cluster_file_names_the_currency(here: Path, price: str) -> None:
+    (here / "lab.toml").write_text(f"{CLUSTER}price = {price}\n", encoding="utf-8")
+    answer = printed("recommend", "llama3-8b", "--goal", "pretrain", "--gpus", "lab.toml", "--tokens", "1T")
+    assert 'write price = 2.40 and currency = "EUR"' in answer
+
+
+def test_compare_has_one_verdict_on_a_model_that_two_files_name_differently(here: Path) -> None:
+    (here / "lab34b.toml").write_text(
+        'name = "own"\nmodel = "llama3-8b"\ngoal = "pretrain"\ncluster = "4x8xH200"\nengine = "megatron"\n'
+        "[data]\nseq_length = 4096\n[train]\nglobal_batch_size = 64\n[layout]\nstrategy = 'zero1'\ntp = 1\n",
+        encoding="utf-8",
+    )
+    script(here / "job.sbatch")
+    answer = printed("compare", "job.sbatch", "lab34b.toml", "--gpus", "4x8xH200")
+    assert "not comparable" not in answer
+    assert "Use " in answer
+
+
+def test_compare_of_a_list_in_python_is_compare_of_its_targets() -> None:
+    listed = compare(["llama3_8b_pretrain_config", "qwen3_8b_pretrain_config"], gpus="8xH200")  # type: ignore[arg-type]
+    assert str(listed) == str(compare("llama3_8b_pretrain_config", "qwen3_8b_pretrain_config", gpus="8xH200"))
+
+
+def test_rules_without_a_match_say_so_and_a_mistyped_id_is_corrected() -> None:
+    assert "no rule matches" in printed("rules", "zebra")
+    assert "did you mean heads.attention?" in printed("rules", "heads.atention")
+    assert json.loads(printed("rules", "zebra", "--json"))["rules"] == []
+
+
+@pytest.mark.parametrize("term", ["spare", "long context extension"])
+def test_terms_of_a_report_are_explained(term: str) -> None:
+    assert "error" not in printed("explain", term)
+
+
+def test_a_patched_script_is_not_said_to_pad_the_vocabulary_as_an_exported_recipe_does(here: Path) -> None:
+    script(here / "job.sbatch").write_text(script(here / "job.sbatch").read_text("utf-8").replace("128256", "50257"))
+    words = ("export", "job.sbatch", "--to", "megatron-lm", "--gpus", "4x8xH200", "--out", "written", "layout.tp=4")
+    assert "pads the vocabulary" not in printed(*words)

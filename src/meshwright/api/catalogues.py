@@ -18,7 +18,7 @@ from meshwright.api.verb_function import verb
 from meshwright.choices import GOALS
 from meshwright.clusters import Gpu
 from meshwright.display import Listing
-from meshwright.errors import InputError, OutputError, unknown
+from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.notes import note
 from meshwright.parsing import one_of
@@ -177,6 +177,9 @@ def rule_catalogue(request: requests.Rules) -> list[Rule]:
 
         named = rule_catalog.find_rules(query)
     if not named:
+        text = query.lower()
+        named = [r for r in found if text in f"{r.symptom} {r.cause}".lower()]
+    if not named and closest(query, rules.all_rules()):
         raise unknown("rule", query, rules.all_rules())
     return Listing(named, RULE_COLUMNS)
 

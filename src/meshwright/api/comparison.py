@@ -473,11 +473,16 @@ def _sizing_reason(side: Side) -> list[str]:
     return ["a model: sized to the GPUs as recommend does"] if side.sized else ["a recipe or file, as it is"]
 
 
+def _differ(sides: Sequence[Side]) -> bool:
+    """Return whether targets train different models; a framework's file may name the same model differently."""
+    return len({one.model for one in sides}) > 1 and len({one.shape for one in sides}) > 1
+
+
 def _speed_reason(side: Side, best: Side) -> str:
     longer = best.rate / side.rate - 1
     if side is best:
         return "runs and fits, and none is faster beyond the uncertainty"
-    if side.plan is not None and best.plan is not None and side.model != best.model:
+    if side.plan is not None and best.plan is not None and _differ([side, best]):
         return f"trains {side.model}, another model than {best.name}: not comparable"
     near = _within_uncertainty(side, best)
     text = f"takes {abs(longer) * 100:.0f} % {'longer' if longer > 0 else 'less time'} than {best.name}"
@@ -495,7 +500,7 @@ def _answer(found: Comparison) -> str:
     if not best.ok or best.plan is None:
         return f"None of the {found.of} can run this: {_reasons(best, best)[0]} ({best.name})."
     able = [one for one in found.ranked if one.ok]
-    if len({one.model for one in able}) > 1 and len({one.shape for one in able}) > 1:
+    if _differ(able):
         named = ", ".join(f"{one.name} trains {one.model}" for one in able)
         return f"None is chosen, as they train different models: {named}; compare targets of one model."
     near = [one.name for one in others if one.ok and _about_as_fast(one, best)]

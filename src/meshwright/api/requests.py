@@ -767,7 +767,10 @@ class Rules(Request, frozen=True):
     query: Annotated[
         str | None,
         Input(
-            help="Part of a rule's id, or a framework.", positional=True, metavar="QUERY", examples=("moe", "automodel")
+            help="Part of a rule's id or text, or a framework.",
+            positional=True,
+            metavar="QUERY",
+            examples=("moe", "automodel"),
         ),
     ] = None
     pitfalls: Annotated[bool, Input(help="List only the well-known pitfalls.")] = False

@@ -37,6 +37,11 @@ TERMS = {
     "goodput": "share of the time that trains, after failures, restarts and checkpoints",
     "mtbf": "mean time between failures: the hours that one GPU runs on average until a failure ends the run; goodput "
     "and the advised checkpoint interval follow from it. --mtbf-hours sets it",
+    "spare": "a node that is kept free to replace one that fails, so that the run restarts at once in place of waiting "
+    "for the repair; meshwright size says how many pay",
+    "long_context_extension": "training a model on longer sequences than it has positions: data.seq_length=N (--seq "
+    "128k) with architecture.rope_theta=N, a larger RoPE base, from its weights (checkpoint.pretrained), on few "
+    "tokens; layout.cp shards the sequence over GPUs",
     "cluster_file": 'a TOML file that describes your cluster, for --gpus FILE.toml: gpu = "H100", nodes = 4 and '
     f"gpus_per_node = 8, and what differs from usual ones. Its keys: {', '.join(FILE_KEYS)}",
     "nvl72": "a rack of 72 GPUs that NVLink connects as one domain, in 18 nodes of 4: tensor and expert parallelism "

@@ -107,9 +107,20 @@ class VerbFunction(Generic[P, R, T]):
             examples = {one.name: next(iter(one.input.examples or one.input.choices), None) for one in missing}
             raise missing_argument(self.name, list(examples), examples) from None
 
+    def _split_targets(self, args: list[Any], named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return a call with a list of targets, as compare([a, b]), as a call with the first and more of them."""
+        fields = [field.name for field in self._fields]
+        if fields[1:2] != ["more"] or "more" in named or len(args) > 1:
+            return args, named
+        first = args[0] if args else named.get(fields[0])
+        if not isinstance(first, list | tuple) or not first:
+            return args, named
+        rest = {key: value for key, value in named.items() if key != fields[0]}
+        return [first[0], list(first[1:])], rest
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""
-        texts: Any = _as_text(args), _as_text(kwargs)
+        texts: Any = self._split_targets(list(_as_text(args)), _as_text(kwargs))
         request = validated(self._request(*texts[0], **texts[1]))
         result = self.handle(request)
         _remember(result, request)

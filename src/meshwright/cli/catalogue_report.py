@@ -93,6 +93,8 @@ def gpus(answer: Answer, found: Any) -> None:
 def rules(answer: Answer, found: Any) -> None:
     """Print rules with symptom, cause and fix."""
     out = console()
+    if not answer["rules"]:
+        out.print("no rule matches; meshwright rules lists all, meshwright explain WORDS searches fields and terms too")
     for r in answer["rules"]:
         mark, color = MARKS[r["severity"]]
         out.print(f"[{color}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")

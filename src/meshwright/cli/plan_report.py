@@ -148,6 +148,7 @@ def plan(answer: Answer, found: Any) -> None:
         figures = plan_budget(p)
         rows.append((str(place), layouts[place - 1], f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
     if answer["plans"]:
+        titled(out, "Train", [_train_line(answer["plans"][0], found.plans[0])])
         titled(out, "Assumed", assumed_lines(answer["plans"][0]["question"]["assumed"]))
         table(rows, "", "layout", "s/step", "MFU", "GiB", *plan_budget_titles(answer["plans"]))
         titled(out, "First", _first_lines(answer["plans"]))

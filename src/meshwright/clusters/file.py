@@ -20,7 +20,6 @@ from meshwright.clusters.tables import (
     BadTableError,
     format_value,
     read_count,
-    read_currency,
     read_gpu,
     read_gpu_values,
     read_network,
@@ -86,7 +85,7 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     if (network := read_network(table, base.network_gb_s, gpus_per_node)) is not None:
         overrides[NETWORK] = network
     name = "" if overrides.keys() & _OF_THE_GPU or isinstance(table["gpu"], dict) else overrides.pop("name", "")
-    price, currency = read_price(table.get("price")), read_currency(table.get("currency"))
+    price, currency = read_price(table.get("price"), table.get("currency"))
     own_links = "nvlink_domain" in table or isinstance(table["gpu"], dict)
     own_network = network is not None or isinstance(table["gpu"], dict)
     known = msgspec.structs.replace(base, **overrides)

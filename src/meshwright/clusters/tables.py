@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from meshwright.clusters.types import Gpu, GpuArch, GpuLink
-from meshwright.errors import closest
+from meshwright.errors import InputError, closest
+from meshwright.parsing import price_per_hour
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1_000_000
@@ -96,14 +97,17 @@ def read_count(key: str, value: object) -> int:
     return value
 
 
-def read_price(value: object) -> float | None:
-    """Return a price per GPU-hour from a cluster file; None without one."""
-    return None if value is None else _read_number("price", value)
-
-
-def read_currency(value: object) -> str:
-    """Return a currency code or symbol from a cluster file; empty without one."""
-    return "" if value is None else _read_text("currency", value)
+def read_price(value: object, currency: object) -> tuple[float | None, str]:
+    """Return the price per GPU-hour of a cluster file and its currency, which a text such as "2.40 EUR" may name."""
+    named = "" if currency is None else _read_text("currency", currency)
+    if not isinstance(value, str):
+        return None if value is None else _read_number("price", value), named
+    try:
+        found = price_per_hour(value, named or None)
+    except InputError as error:
+        example = 'write price = 2.40 and currency = "EUR"'
+        raise BadTableError(f"price = {format_value(value)}: {error.reason}; {example}") from None
+    return found if found is not None else (None, named)
 
 
 def _read_value(key: str, value: object) -> object:

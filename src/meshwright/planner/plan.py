@@ -17,6 +17,12 @@ from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe, recipe_fie
 from meshwright.rules import Finding, can_be_built
 
 
+def _rope_advice(recipe: Recipe) -> str:
+    """Return what a context extension usually changes, unless the recipe already does."""
+    base = recipe.architecture.rope_theta
+    return f", with the RoPE base {base:,.10g} that is set" if base else ", usually with another RoPE base or scaling"
+
+
 def calibration_notes(calibration: Any, on: Gpu, engine: str) -> tuple[str, ...]:
     """Return whether the user's calibration applies; the module is imported only if there is one."""
     if calibration is None:
@@ -170,7 +176,13 @@ class Plan(Readable, msgspec.Struct, frozen=True):
         if longest and length > longest:
             notes += (
                 f"data.seq_length={length} is more than the {longest:,} positions of {question.model.name}: "
-                "it has to learn the others, usually with another RoPE base or scaling",
+                f"it has to learn the others{_rope_advice(self.recipe)}",
+            )
+        kept = question.seq_length is None and length == self.base.data.seq_length
+        if longest and length < longest and self.match == "derived" and self.recipe.goal == "pretrain" and kept:
+            notes += (
+                f"samples of {length:,} tokens, as in the recipe {self.base.name}; {question.model.name} has "
+                f"{longest:,} positions: --seq {longest} trains on all of them",
             )
         found = question.model.quantization
         if found is None or found.reason:

@@ -123,5 +123,7 @@ def numeric_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
         yield f"YaRN's beta_fast {betas[0]:g} and beta_slow {betas[1]:g} have no flags: Megatron-LM uses {YARN_BETAS}"
     tp = recipe.layout.tp
     if model.vocab % tp:
-        padded = -(-model.vocab // tp) * tp
-        yield f"Megatron-LM pads the vocabulary of {model.vocab:,} to {padded:,}: tp={tp} does not divide it"
+        multiple = _padding(model, tp)["make_vocab_size_divisible_by"] * tp
+        padded = -(-model.vocab // multiple) * multiple
+        flag = f"--make-vocab-size-divisible-by {multiple // tp}"
+        yield f"{flag} pads the vocabulary of {model.vocab:,} to {padded:,}: tp={tp} does not divide it"
