@@ -39,7 +39,7 @@ from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, cluste
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.frameworks.types import as_int
 from meshwright.models import ModelSpec
-from meshwright.planner import as_overrides, case_of, find_repair
+from meshwright.planner import as_overrides, case_of, find_repair_of_file
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -151,7 +151,7 @@ def _our_repair(imported: ImportedRecipe, gpus: str | None) -> tuple[str, ...]:
     """Return the smallest change that leaves no error of our rules, in the framework's keys; empty if none is found."""
     _, candidates = clusters_for(imported, gpus)
     case = next(_cases(imported, candidates), None)
-    change = {} if case is None else find_repair(case)
+    change = {} if case is None else find_repair_of_file(case)
     return _their_fix(imported, case.recipe, as_overrides(change)) if case is not None and change else ()
 
 
@@ -327,9 +327,10 @@ def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Findin
     unit = file_units(imported.framework.key_map, imported.parsed.settings, recipe).get(key)
     key = unit.key if unit and key not in imported.parsed.settings else key
     setting = imported.parsed.settings.get(key) or imported.parsed.program.given.get(key.removeprefix("--"))
+    is_of_accelerate = imported.parsed.program.is_front_end and not key.startswith("--")  # a file without such keys
     return msgspec.structs.replace(
         finding,
-        field=key or field,
+        field=field if is_of_accelerate else key or field,
         fix=_their_fix(imported, recipe, finding.fix),
         file=setting.file if setting else imported.parsed.files[0] if imported.parsed.files else "",
         line=setting.line if setting else 0,
@@ -359,7 +360,7 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     differing = _without_stated_with(differing, imported.parsed.stated_with)
     stated = in_file_units(framework.key_map, differing, imported.parsed.settings, changed)
     try:
-        formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed)))
+        formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed), changed))
         formatted += argument_changes(imported, recipe, changed)
     except InputError:  # a front end has no key for it
         return ()
@@ -379,18 +380,21 @@ def _without_stated_with(differing: Mapping[str, Any], stated_with: Mapping[str,
     return found
 
 
-def _formatted(imported: ImportedRecipe, stated: Mapping[str, Any]) -> Iterator[str]:
+def _formatted(imported: ImportedRecipe, stated: Mapping[str, Any], changed: Recipe) -> Iterator[str]:
     """Yield settings where the file's value comes from: the config, an argument of the program, or both."""
     program = imported.parsed.program
+    in_config = {key: value for key, value in stated.items() if key not in program.fills}
+    for key, value in imported.framework.own_settings(imported.parsed, in_config, changed).items():
+        yield _as_flag(key, value) if program.is_command else imported.framework.format_setting(key, value)
     for key, value in stated.items():
         if key == BATCH and ACCUMULATION in program.fills:  # the Trainer multiplies its own arguments
             continue
-        if key not in program.fills:
-            if program.is_command:
-                raise InputError("the command has no flag for it", field=key)
-            yield imported.framework.format_setting(key, value)
         if key in program.fills or key in program.repeats:
             yield from program.formatted(program.fills.get(key) or program.repeats[key], value)
+
+
+def _as_flag(key: str, value: Any) -> str:
+    return f"without --{key}" if value is None else f"--{key} {str(value).lower() if value in (True, False) else value}"
 
 
 def _batch_arguments(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> dict[str, Any]:

@@ -176,3 +176,8 @@ def range_rule(
         symptom=symptom,
         cause="each config section validates its own values when it is parsed",
     )
+
+
+def new_batch(before: int, after: int) -> str:
+    """Return the end of a message whose fix is another batch; empty if it stays."""
+    return "" if before == after else f"; the nearest batch is {after}, a new experiment"

@@ -216,6 +216,10 @@ class Framework(msgspec.Struct, frozen=True):
     keys_of: str = ""  # the framework whose key map it shares, if it has none of its own
     own_overrides: Callable[[Content, list[str]], tuple[Content, list[str]]] = lambda content, texts: (content, texts)
     """The file with the overrides that are keys of the framework's own table, and the other overrides."""
+    own_settings: Callable[[ParsedConfig, Mapping[str, Any], Recipe], Mapping[str, Any]] = (
+        lambda parsed, settings, recipe: settings
+    )
+    """Settings of its key map as keys of its own files, where those differ; the recipe is what they make."""
     readable_data: Callable[[Recipe], tuple[Recipe, Mapping[str, str]]] = lambda recipe: (recipe, {})
     """The recipe with local datasets that the framework reads, and the converted files that it then names."""
 

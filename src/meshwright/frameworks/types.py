@@ -44,6 +44,7 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     fills: Mapping[str, str] = {}  # key that the config leaves open → the argument that fills it in
     written_keys: Mapping[str, str] = {}  # argument → the key that a front end's file has for it
     needed_lines: Mapping[str, str] = {}  # key of a front end's file → the line without which it is ignored
+    sharding: Mapping[str, Mapping[str, Any]] = {}  # settings of a front end's file that shard the training
     is_front_end: bool = False  # whether only the arguments in written_keys can be given
     is_command: bool = False  # whether a front end's keys are flags of its command
     repeats: Mapping[str, str] = {}  # key of the config → the argument that must have the same value

@@ -27,7 +27,7 @@ from meshwright.planner.plan import (
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
 from meshwright.planner.reliability import Reliability
-from meshwright.planner.repair import contradiction, error_messages, find_repair, much_faster_step
+from meshwright.planner.repair import contradiction, error_messages, find_repair, find_repair_of_file, much_faster_step
 from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch
 from meshwright.planner.search import Candidate, as_overrides
 from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
@@ -68,6 +68,7 @@ __all__ = [
     "examine",
     "explain_missing",
     "find_repair",
+    "find_repair_of_file",
     "fitting_batch",
     "layout_fix",
     "moved_to",

@@ -17,7 +17,7 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.types import keys_by_flat_name, recipe_fields
 from meshwright.rules import Finding
 from meshwright.rules.many_changes import breaks_any, in_columns
-from meshwright.rules.search_values import divisors
+from meshwright.rules.search_values import divisors, nearest_split
 
 Change = dict[str, Any]  # values by flat name
 COUNTED = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "dp_replicate", "micro_batch_size", "recompute", "offload")
@@ -26,6 +26,7 @@ SINGLE = ("tp", "pp", "cp", "ep", "micro_batch_size", "recompute")
 TYPED_WEIGHT = 100  # a field that the user set counts more than all others together
 SMALL = 3  # fields that a small change of the layout has at most
 NEARLY_AS_FAST = 1.1  # of the step time of the fastest small repair: fewer changes are preferred up to it
+NEAR_BATCH = 0.1  # of a file's batch: another one up to here is rather a slip than another plan
 MUCH_SLOWER = 1.3  # of the step time of the fastest layout: a repair says so
 
 
@@ -50,6 +51,33 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
         return {}
     works, fastest = _fast_enough(case, works, typed)
     return _with_warnings(case, _minimal(case, _cheapest(case, works, typed), NEARLY_AS_FAST * fastest), typed)
+
+
+def find_repair_of_file(case: Case) -> Change:
+    """Return the repair of a file, whose author chose layout and batch together.
+
+    If its ranks cannot split the batch, a smaller micro batch or a batch next to it is taken where that leaves more of
+    the layout as it is: 128 sequences instead of 130, rather than other parallelism for 130.
+    """
+    change = find_repair(case)
+    if not change or int(case.global_batch_size) % max(int(case.dp * case.micro_batch_size), 1) == 0:
+        return change
+    found = [change]
+    for first in _near_batches(case):
+        corrected = case.replace(**first)
+        rest = find_repair(corrected)
+        found += [{**first, **rest}] if rest or not has_errors(corrected) else []
+    return min(found, key=lambda one: sum(name in COUNTED for name in one))
+
+
+def _near_batches(case: Case) -> Iterator[Change]:
+    """Yield the nearest batches that the ranks can split, and those that also fill an interleaved schedule's groups."""
+    batch, micro, dp = int(case.global_batch_size), int(case.micro_batch_size), max(int(case.dp), 1)
+    for units in dict.fromkeys((1, int(case.pp) if int(case.vp) > 1 else 1)):
+        near, size = nearest_split(batch, micro, dp * units)
+        if abs(near - batch) <= NEAR_BATCH * batch:
+            change = {"global_batch_size": near, "micro_batch_size": size}
+            yield {name: value for name, value in change.items() if value != getattr(case, name)}
 
 
 def _searched(case: Case) -> list[ScoredBatch]:

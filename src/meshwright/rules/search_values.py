@@ -71,6 +71,18 @@ def multiples(field: str, unit: Callable[[Case], Column]) -> Values:
     return both_sides
 
 
+def nearest_split(batch: int, micro: int, ranks: int) -> tuple[int, int]:
+    """Return the batch and micro batch that some ranks can run, next to those of a file.
+
+    The batch stays if a smaller micro batch splits it: another batch is another experiment. Otherwise it is the nearest
+    multiple of the ranks.
+    """
+    lower = batch // ranks * ranks
+    around = [value for value in (lower, lower + ranks) if value > 0]
+    kept = batch if batch % ranks == 0 else min(around, key=lambda value: abs(value - batch))
+    return kept, max(one for one in divisors(kept // ranks) if one <= micro)
+
+
 def without(field: str, unwanted: Callable[[Case], Collection[str]]) -> Values:
     """Return the field's list without the unwanted names."""
     return lambda case: [tuple(name for name in getattr(case, field) if name not in unwanted(case))]

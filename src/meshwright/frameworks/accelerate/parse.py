@@ -203,10 +203,13 @@ def _trl_findings(arguments: Arguments) -> Iterator[Finding]:
 
 
 def parse_arguments_of(
-    content: Content, settings: Settings, gpu_request: GpuRequest, arguments: Arguments
+    content: Content, settings: Settings, gpu_request: GpuRequest, arguments: Arguments, keeps_dtype: bool = False
 ) -> ParsedConfig:
-    """Return a fine-tuning with arguments of the Trainer, TRL and peft, and settings of Accelerate."""
-    return _parsed(content, settings, gpu_request, arguments, fine_tuning=True)
+    """Return a fine-tuning with arguments of the Trainer, TRL and peft, and settings of Accelerate.
+
+    `keeps_dtype`: FSDP leaves weights in the dtype in which they were loaded, as Accelerate's own does not.
+    """
+    return _parsed(content, settings, gpu_request, arguments, fine_tuning=True, keeps_dtype=keeps_dtype)
 
 
 def _of_program_alone(content: Content) -> ParsedConfig:
@@ -348,13 +351,14 @@ def _parsed(
     fine_tuning: bool = False,
     script: str = "",
     trl: bool = False,
+    keeps_dtype: bool = False,
 ) -> ParsedConfig:
     settings = normalize(raw_settings)
     effective = {**settings, **_trainer_precision(arguments)}
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
     program = program_fields(arguments, fine_tuning, script, trl)
     weights = _weight_dtype(arguments) if program.goal != "peft" else ""
-    in_weight_dtype = bool(weights) and not _updates_in_fp32(type_name, effective)
+    in_weight_dtype = bool(weights) and (keeps_dtype or not _updates_in_fp32(type_name, effective))
     dtypes = _state_dtypes(weights, effective) if in_weight_dtype else _gradient_dtypes(type_name, effective)
     field_values: dict[str, Any] = {**dtypes, **program.field_values}
     if type_name == "MEGATRON_LM" and str(getattr(settings.get(DISTRIBUTED_OPTIMIZER), "value", "")).lower() != "true":

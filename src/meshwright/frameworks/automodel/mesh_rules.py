@@ -9,9 +9,11 @@ from meshwright.frameworks.automodel.accessors import is_unresolved, positive_in
 from meshwright.frameworks.automodel.extra_keys import BF16_NAMES
 from meshwright.frameworks.automodel.format_override import format_setting
 from meshwright.frameworks.automodel.values import strategy_name
+from meshwright.frameworks.common import new_batch
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.recipes.capabilities import limited_fields
 from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, PARALLEL_AXES, STRATEGY_OPTIONS
+from meshwright.rules.search_values import nearest_split
 
 AXIS_IN_NAME = re.compile(r"(?:(?<=[^a-z])|(?<=\d)|^)(tp|pp|cp|ep)(\d+)(?![a-z0-9]*b(?:\b|_))")
 
@@ -150,13 +152,12 @@ def _batch(ctx: RuleContext) -> Problem | None:
         or global_batch % (local_batch * ranks) == 0
     ):
         return None
+    batch, local = nearest_split(global_batch, local_batch, ranks)
+    changed = {"global_batch_size": (global_batch, batch), "local_batch_size": (local_batch, local)}
     return Problem(
-        f"global_batch_size={global_batch} is not a multiple of local_batch_size × dp = {local_batch} × {ranks}",
-        (
-            format_setting(
-                "step_scheduler.global_batch_size", -(-global_batch // (local_batch * ranks)) * local_batch * ranks
-            ),
-        ),
+        f"global_batch_size={global_batch} is not a multiple of local_batch_size × dp = {local_batch} × {ranks}"
+        f"{new_batch(global_batch, batch)}",
+        tuple(format_setting(f"step_scheduler.{key}", new) for key, (old, new) in changed.items() if new != old),
         key="step_scheduler.local_batch_size",
     )
 

@@ -16,6 +16,7 @@ from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.front_ends.describe import FRONT_ENDS, FrontEnd
 from meshwright.frameworks.front_ends.own_overrides import with_own_overrides
 from meshwright.frameworks.front_ends.parse import confidence, parse, with_command_settings
+from meshwright.frameworks.front_ends.sharding import own_settings
 from meshwright.frameworks.front_ends.synonyms import in_front_end
 
 __all__ = ["FRONT_ENDS", "detect_front_end", "front_end", "in_front_end", "with_command_settings"]
@@ -51,5 +52,6 @@ def _framework(one: FrontEnd) -> Framework:
         rejects_unknown=closed,
         is_extra_key=known,
         keys_of="accelerate",
+        own_settings=lambda parsed, settings, recipe: own_settings(parsed.program, settings, recipe),
         own_overrides=lambda content, overrides: with_own_overrides(one, content, overrides),
     )

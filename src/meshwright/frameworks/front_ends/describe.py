@@ -11,6 +11,14 @@ import msgspec
 
 from meshwright.frameworks.front_ends import older_keys
 from meshwright.frameworks.front_ends.older_keys import Removed
+from meshwright.frameworks.front_ends.sharding import AXOLOTL, LLAMA_FACTORY, LLAMA_FACTORY_V1, MS_SWIFT, TRL, Configs
+from meshwright.frameworks.front_ends.weights import (
+    WeightDtype,
+    axolotl_weights,
+    llama_factory_weights,
+    ms_swift_weights,
+    trl_weights,
+)
 from meshwright.frameworks.key_table import KeyTable, read_table
 from meshwright.frameworks.trl_data import is_of_command
 from meshwright.similar import closest
@@ -56,6 +64,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
     removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
     is_of_command: Callable[[str], bool] = lambda key: False  # keys of its files for its command, not its arguments
     uses_click: bool = False  # parser of its command: click; else HfArgumentParser of transformers
+    weights: Callable[[Values], WeightDtype] = trl_weights  # dtype in which all weights are trained
+    keeps_dtype_in_fsdp2: bool = False  # whether FSDP2 leaves that dtype; Accelerate's own casts to fp32
+    sharding: Mapping[str, Configs] = {}  # settings that shard the training, by table
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
@@ -153,8 +164,13 @@ def _factory_other(values: Values) -> str:
 FACTORY_INFERENCE = ("infer_backend", "export_dir")
 
 
+FACTORY_V1 = ("train_dataset", "dist_config", "peft_config")
+"""Keys of files for LLaMA-Factory's v1, which trains all weights without a peft_config."""
+
+
 def _factory_adapters(values: Values) -> str:
-    kind = _text(values, "finetuning_type") or "lora"
+    is_v1 = any(key.partition(".")[0] in FACTORY_V1 for key in values)
+    kind = _text(values, "peft_config.name") or "full" if is_v1 else _text(values, "finetuning_type") or "lora"
     bits = _text(values, "quantization_bit", "peft_config.quantization_bit")
     return "" if kind == "full" else _quantized(kind, bits)
 
@@ -210,6 +226,9 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         kernels=("use_dsv4_kernels", "use_glm_dsa_kernels", "fused_attn_kernel"),
         isolates=True,
         uses_click=True,
+        weights=axolotl_weights,
+        keeps_dtype_in_fsdp2=True,  # monkeypatch/accelerate/fsdp2.py replaces fsdp2_prepare_model, without the cast
+        sharding={"axolotl": AXOLOTL},
     ),
     "llama-factory": FrontEnd(
         "llama-factory",
@@ -233,6 +252,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         required=(("dataset", "train_dataset", "eval_dataset"),),
         not_with=FACTORY_INFERENCE,
         open_with=MEGATRON,
+        weights=llama_factory_weights,
+        sharding={"llama_factory": LLAMA_FACTORY, "llama_factory_v1": LLAMA_FACTORY_V1},
     ),
     "ms-swift": FrontEnd(
         "ms-swift",
@@ -252,6 +273,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         adapters=_swift_adapters,
         all_tokens=lambda values: _text(values, "loss_scale") == "all",
         removed={"ms_swift": older_keys.SWIFT, "ms_swift_megatron": older_keys.SWIFT_MEGATRON},
+        weights=ms_swift_weights,
+        sharding={"ms_swift": MS_SWIFT},
     ),
     "trl": FrontEnd(
         "trl",
@@ -267,6 +290,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         recomputes=lambda values: True,
         adapters=_trl_adapters,
         removed={"trl": older_keys.TRL},
+        weights=trl_weights,
+        sharding={"trl": TRL},
         has_other_programs=True,
         is_of_command=is_of_command,
     ),

@@ -11,7 +11,8 @@ import msgspec
 
 from meshwright.config_io.scalars import resolve
 from meshwright.errors import InputError
-from meshwright.frameworks.accelerate.parse import parse_arguments_of
+from meshwright.frameworks import accelerate_options
+from meshwright.frameworks.accelerate.parse import TRL_CONFIGS, parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.data_columns import column_findings
@@ -27,6 +28,7 @@ from meshwright.frameworks.front_ends.keys import (
 )
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
+from meshwright.frameworks.front_ends.weights import weight_note, weights_of
 from meshwright.frameworks.hf_arguments import as_parsed, flags_without_value
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.model_match import find_model
@@ -35,7 +37,7 @@ from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_args import BITS
-from meshwright.frameworks.trainer_fields import LISTS
+from meshwright.frameworks.trainer_fields import LISTS, WEIGHT_DTYPES
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import quantized_bits
 from meshwright.recipes.adapter_targets import groups_of, require_targets
@@ -217,16 +219,24 @@ def _parsed(
         arguments[name] = msgspec.structs.replace(first, value=answers, unresolved="", pyyaml=msgspec.UNSET)
     findings = (*findings, *deepspeed_findings(one, content, settings, arguments))
     zero = _zero(content, settings)
-    parsed = parse_arguments_of(content, dict(_sharding(settings, values, zero)), gpus, arguments)
+    adapters = _adapters(one, values)
+    sharding = dict(_sharding(one, settings, values, zero))
+    keeps = one.keeps_dtype_in_fsdp2 and str(values.get("fsdp_version")) == "2"
+    weights = weights_of(one.weights, settings)
+    if not adapters:
+        at = settings.get(weights.key) or next(iter(settings.values()), SourcedValue("", 1, ""))
+        arguments[WEIGHT_DTYPES[0]] = msgspec.structs.replace(at, value=weights.name, unresolved="")
+    parsed = parse_arguments_of(content, sharding, gpus, arguments, keeps)
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
     why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
     why = loss.note() if (loss := loss_of(values, subcommand)) is not None else why
-    adapters = _adapters(one, values)
     if not why and adapters not in ("", *ADAPTERS):
         unknown = any(finding.field in METHOD_KEYS for finding in refused)
         why = "unknown adapter" if unknown else f"{adapters} adapters"
-    notes = [note for note in parsed.notes if "num_processes" not in note and "placeholder" not in note]
+    dropped = ("num_processes", "placeholder", f"{WEIGHT_DTYPES[0]}=")
+    notes = [note for note in parsed.notes if not any(text in note for text in dropped)]
+    notes += filter(None, (weight_note(weights, parsed.field_values.get("precision.master", "")),))
     notes += missing_file_notes(content, settings)
     if why:
         notes.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
@@ -241,8 +251,12 @@ def _parsed(
         notes=tuple(notes),
         env=env or {},
         suppressed_rules=(*NOT_THEIRS, *(PACKED if one.isolates or _has_own_kernels(one, values) else ())),
-        assumed=(*assumed, *(() if adapters else ("precision.master",))),
-        program=msgspec.structs.replace(parsed.program, **_own_keys(one, known, settings, arguments, is_command)),
+        assumed=assumed,
+        program=msgspec.structs.replace(
+            parsed.program,
+            **_own_keys(one, known, settings, arguments, is_command),
+            sharding=one.sharding.get(table_name, {}),
+        ),
     )
 
 
@@ -401,28 +415,40 @@ def _zero(content: Content, settings: Settings) -> Mapping[str, Any]:
     found = {f"{ZERO}zero_stage": int(named[1])}
     offload = "cpu" if "offload" in name else "none"
     found |= {f"{ZERO}offload_optimizer_device": offload} if named[1] != "0" else {}
-    return found | ({f"{ZERO}offload_param_device": offload} if named[1] == "3" and "all" in name else {})
+    return found | ({f"{ZERO}offload_param_device": offload} if named[1] == "3" else {})
 
 
 def _has_fsdp(settings: Settings) -> bool:
+    if (named := settings.get("dist_config.name")) is not None and str(named.value) in ("fsdp2", "fsdpturbo"):
+        return True
     return any(key == "fsdp" or key.startswith("fsdp_config") for key in settings) or "dp_shard_size" in settings
+
+
+def _shipped_config(one: FrontEnd, settings: Settings) -> Mapping[str, Any]:
+    """Return the config of Accelerate that TRL ships under the name that a file has for it; empty if it has none."""
+    setting = settings.get(accelerate_options.CONFIG) if one.is_of_command(accelerate_options.CONFIG) else None
+    return {} if setting is None or setting.unresolved else TRL_CONFIGS.get(str(setting.value), {})
 
 
 def _leaves_sharding_open(settings: Settings, zero: Mapping[str, Any], is_stated: bool) -> bool:
     """Return whether a config of DeepSpeed that is not here shards, or one of Accelerate may, which a file is for."""
     if named_config(settings) is not None:
         return not zero
+    if (setting := settings.get(accelerate_options.CONFIG)) is not None:
+        return str(setting.value) not in TRL_CONFIGS
     return not is_stated and not _has_fsdp(settings)
 
 
 def _sharding(
-    settings: Settings, values: Mapping[str, Any], zero: Mapping[str, Any]
+    one: FrontEnd, settings: Settings, values: Mapping[str, Any], zero: Mapping[str, Any]
 ) -> Iterator[tuple[str, SourcedValue]]:
     """Yield how the training is sharded, as keys of Accelerate's config."""
     first = next(iter(settings.values()), SourcedValue("", 1, ""))
     found: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
     if zero:
         found = {"distributed_type": "DEEPSPEED", **zero}
+    elif shipped := _shipped_config(one, settings):
+        found = dict(shipped)
     elif _has_fsdp(settings):
         version = 1 if str(values.get("fsdp_version", 2)) == "1" else 2
         found = {"distributed_type": "FSDP", f"{FSDP}fsdp_version": version}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from meshwright.frameworks.common import new_batch
 from meshwright.frameworks.framework import Problem, RuleContext, rule_of
 from meshwright.frameworks.megatron_deepspeed.parse import DECODERS, zero_stage
 from meshwright.frameworks.megatron_deepspeed.translate import GIVEN_EXPERTS, INTERVAL, JSON, expert_counts
@@ -111,8 +112,10 @@ def batch_arithmetic(ctx: RuleContext) -> Problem | None:
     rounds = steps or max(1, batch // micro // ranks)
     product = f"{micro} × {rounds} × {ranks} data-parallel ranks"
     message = f"train_batch_size {batch} of the DeepSpeed config is not {product} = {micro * rounds * ranks}"
+    if steps and batch % (micro * ranks) == 0:  # keeps the batch, which affects the trained weights
+        return Problem(message, (f'"{STEPS.removeprefix(JSON)}": {batch // (micro * ranks)}',), key=BATCH)
     fix = (f"--global-batch-size {micro * rounds * ranks}", f'"train_batch_size": {micro * rounds * ranks}')
-    return Problem(message, fix, key=BATCH)
+    return Problem(f"{message}{new_batch(batch, micro * rounds * ranks)}", fix, key=BATCH)
 
 
 def precision(ctx: RuleContext) -> Problem | None:

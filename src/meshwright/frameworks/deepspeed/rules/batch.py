@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.frameworks.common import INFINITE, Ranges, range_rule
+from meshwright.frameworks.common import INFINITE, Ranges, new_batch, range_rule
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.parse import BATCH, batch_sizes, data_ranks
 from meshwright.frameworks.deepspeed.rules.common import STAGE, is_on, stage_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.rules.search_values import nearest_split
 
 
 def _batch_size_missing(ctx: RuleContext) -> Problem | None:
@@ -34,14 +35,26 @@ def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
         return None
     parts = [f"micro batch {micro}" if micro else "", f"accumulation {steps}" if steps else ""]
     product = " × ".join([part for part in (*parts, f"{ranks} data-parallel ranks" if world else "") if part])
-    fix = [format_setting("train_batch_size", per_step)] if exact else []
-    if exact and batch % ((micro or 1) * ranks) == 0:  # keeps the batch, which affects the trained weights
-        fix = [format_setting("gradient_accumulation_steps", batch // ((micro or 1) * ranks))]
+    changed = _split(batch, micro, steps, ranks)
     return Problem(
-        f"train_batch_size={batch} is not {'' if exact else 'a multiple of '}{product} = {per_step}",
-        tuple(fix or [format_setting("train_batch_size", -(-batch // per_step) * per_step)]),
+        f"train_batch_size={batch} is not {'' if exact else 'a multiple of '}{product} = {per_step}"
+        f"{new_batch(batch, changed.get(BATCH[0], batch))}",
+        tuple(format_setting(key, value) for key, value in changed.items()),
         key="train_batch_size",
     )
+
+
+def _split(batch: int, micro: int | None, steps: int | None, ranks: int) -> dict[str, int]:
+    """Return the sizes that change, by key: another number of accumulation steps first, then another micro batch."""
+    if micro is None and steps is not None:
+        kept, rounds = nearest_split(batch, steps, ranks)
+        found = {BATCH[0]: kept, BATCH[2]: rounds}
+    else:
+        size = micro or 1
+        kept, least = (batch, size) if batch % (size * ranks) == 0 else nearest_split(batch, size, ranks)
+        found = {BATCH[0]: kept, BATCH[1]: least, BATCH[2]: kept // (least * ranks)}
+    before = {BATCH[0]: batch, BATCH[1]: micro, BATCH[2]: steps}
+    return {key: value for key, value in found.items() if before[key] not in (None, value)}
 
 
 def _two_dtypes(ctx: RuleContext) -> Problem | None:
