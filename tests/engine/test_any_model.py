@@ -20,7 +20,7 @@ from torch import nn
 
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import build_mesh
-from meshwright.engine.model.behaviour import behaviour_of, with_isolated_documents
+from meshwright.engine.model.behaviour import behaviour_of, block_order_of, with_isolated_documents
 from meshwright.engine.model.build import build_model, runs_own_layers, transformers_config
 from meshwright.engine.model.config import distinct_layer_types, tiny
 from meshwright.engine.model.transformers_stage import LogitTransform, find_logit_transform
@@ -120,6 +120,52 @@ def test_two_ranks_equal_a_plain_loop_over_the_model(kinds: tuple[str, ...], tmp
         for (loss, norm), (expected, expected_norm) in zip(found[kind][ours], found[kind]["plain"], strict=True):
             assert loss == pytest.approx(expected, rel=2e-5), kind
             assert norm == pytest.approx(expected_norm, rel=2e-4), kind
+
+
+UNTIED = {"tie_word_embeddings": False}
+STAGED = ("gpt_neox", "mamba2", "cohere2", "olmo3", "llama4_text", "bloom")
+
+
+def _staged(rank: int, world: int, folder: str, kinds: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        config, place = small(kind, **UNTIED), f"{folder}/{kind}"
+        plain = plain_loop(config, place) if rank == 0 else []
+        torch.distributed.barrier()
+        found[kind] = {
+            "plain": plain,
+            "stages": train(config, recipe(layout=types.Layout(pp=2)), place),
+            "recompute": train(config, recipe(layout=types.Layout(pp=2, recompute="full")), place),
+        }
+    return found
+
+
+@pytest.mark.parametrize("kinds", [("gpt_neox", "bloom"), pytest.param(STAGED, marks=pytest.mark.slow)])
+def test_two_stages_equal_a_plain_loop_over_the_model(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """Whole blocks on two pipeline stages: losses and gradient norms of two steps."""
+    found = run(2, _staged, str(tmp_path), kinds)[0]
+    for kind, ours in itertools.product(kinds, ("stages", "recompute")):
+        for (loss, norm), (expected, expected_norm) in zip(found[kind][ours], found[kind]["plain"], strict=True):
+            assert loss == pytest.approx(expected, rel=2e-5), kind
+            assert norm == pytest.approx(expected_norm, rel=2e-4), kind
+
+
+def _unsplit(rank: int, world: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in ("gpt_neox", "zamba2", "gemma3n_text"):
+        try:
+            found[kind] = block_order_of(small(kind)).before
+        except InputError as error:
+            found[kind] = (error.field, error.reason)
+    return found
+
+
+def test_a_model_whose_layers_need_more_than_hidden_states_has_no_stages() -> None:
+    found = run(1, _unsplit)[0]
+    assert found["gpt_neox"] == ("gpt_neox.embed_in",)
+    assert {found[kind][0] for kind in ("zamba2", "gemma3n_text")} == {"layout.pp"}
+    assert "its layers also receive what other modules compute" in found["zamba2"][1]
+    assert "its layers do not receive one vector per token" in found["gemma3n_text"][1]
 
 
 def _adapters(rank: int, world: int, folder: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int]:

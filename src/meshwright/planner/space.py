@@ -13,6 +13,7 @@ import numpy as np
 from meshwright import rules
 from meshwright.clusters import Cluster
 from meshwright.recipes.case import Case
+from meshwright.recipes.engine_models import is_whole
 from meshwright.recipes.stage_layers import BALANCED
 from meshwright.rules.search_values import divisors
 
@@ -149,7 +150,9 @@ def axes_of(cluster: Cluster, case: Case, pinned: Mapping[str, Any], slow: bool 
 
     The limits leave out what is slow, not what is impossible: they do not hold for typed degrees.
     """
-    most = (cluster.nvlink_domain, min(int(case.layers), MAX_STAGES), int(case.seq_length) // MIN_CONTEXT_CHUNK)
+    # Stages of transformers' own forward pass have never been measured on GPUs: FSDP comes first.
+    stages = 1 if case.engine == "meshwright" and is_whole(case.model) else min(int(case.layers), MAX_STAGES)
+    most = (cluster.nvlink_domain, stages, int(case.seq_length) // MIN_CONTEXT_CHUNK)
     if slow:
         most = (cluster.world, min(int(case.layers), cluster.world), cluster.world)
     typed = tuple(int(pinned.get(name, 0)) for name in DEGREES)

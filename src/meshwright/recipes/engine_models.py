@@ -2,8 +2,8 @@
 
 Types of the table `TRAINED` run layer by layer with the engine's own attention, experts and parallelism; their loss and
 gradients agree with transformers'. Every other causal language model runs transformers' own forward pass: with data
-parallelism, recompute, compile and adapters, and with what `WHOLE_MODEL_LIMITS` leaves out. `LACKS` is what cannot be
-trained at all. `benchmarks/engine_types.py` compares both kinds with transformers.
+parallelism, pipeline stages of whole blocks, recompute, compile and adapters, and with what `WHOLE_MODEL_LIMITS` leaves
+out. `LACKS` is what cannot be trained at all. `benchmarks/engine_types.py` compares both kinds with transformers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ WHOLE_MODEL_LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "layout.cp": ((1,), "context parallelism"),
     "layout.ep": ((1,), "expert parallelism"),
     "layout.etp": ((1,), "expert tensor parallelism"),
-    "layout.pp": ((1,), "pipeline stages"),
     "layout.sp": ((False,), "sequence parallelism"),
     "precision.matmul": (("same",), "8-bit matmuls"),
     "train.mtp_loss": ((0.0,), "multi-token prediction"),
@@ -52,6 +51,20 @@ WHOLE_MODEL_LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "moe.capacity_factor": ((0.0,), "capacity of experts"),
     "moe.force_balance": ((False,), "forced balance of experts"),
 }
+
+# Why blocks of a type that runs transformers' own forward pass cannot be on several stages. The engine finds out by a
+# trace of a small model (engine/model/block_split.py), which planning cannot run.
+_UNSPLIT_TYPES = {
+    "its layers receive several vectors per token": "deepseek_v4 gemma3n gemma3n_text hy_v4",
+    "its layers also receive what other modules compute": "gemma4 gemma4_text zamba zamba2 zaya",
+    "its layers run several times": "hrm_text",
+}
+UNSPLIT: Mapping[str, str] = {name: why for why, names in _UNSPLIT_TYPES.items() for name in names.split()}
+
+
+def unsplit_reason(model: ModelSpec) -> str:
+    """Return why a model that runs transformers' forward pass has no pipeline stages; empty if it has."""
+    return UNSPLIT.get(model.model_type, "embedding and head share one weight" if model.tied else "")
 
 
 def has_own_layers(model_type: str) -> bool:

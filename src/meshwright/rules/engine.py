@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.recipes.capabilities import CAPABILITIES, MODEL_LIMITS, Capability, ModelLimit
 from meshwright.recipes.case import Case, Column
-from meshwright.recipes.engine_models import WHOLE_MODEL_LIMITS, is_whole, lacking
+from meshwright.recipes.engine_models import WHOLE_MODEL_LIMITS, is_whole, lacking, unsplit_reason
 from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_CP, NO_EP, NO_GRAPHS, NO_PP, NO_TP, PLAIN_1F1B, without
@@ -99,7 +99,7 @@ def untrained_model(c: Case) -> Column:
     return bool(lacking(c.model))
 
 
-WHOLE_FIXES: dict[str, Fix] = {"tp": {**NO_TP, "sp": [False]}, "cp": NO_CP, "ep": NO_EP, "pp": NO_PP}
+WHOLE_FIXES: dict[str, Fix] = {"tp": {**NO_TP, "sp": [False]}, "cp": NO_CP, "ep": NO_EP}
 
 
 def _limits_whole(field: str, plain: tuple[Any, ...], what: str) -> None:
@@ -127,6 +127,21 @@ def _limits_whole(field: str, plain: tuple[Any, ...], what: str) -> None:
 
 for _field, (_plain, _what) in WHOLE_MODEL_LIMITS.items():
     _limits_whole(_field, _plain, _what)
+
+
+@rule(
+    "engine.whole-pp",
+    "error",
+    "pp",
+    engines=("meshwright",),
+    message="our engine has no pipeline stages for this {model_type} model (pp={pp}): {why}",
+    symptom="train ends with an error before the model is built",
+    cause="the engine runs transformers' own forward pass of this model type, and stages are whole blocks of it",
+    fixes=(NO_PP,),
+    values={"model_type": lambda c: c.model.model_type, "why": lambda c: unsplit_reason(c.model)},
+)
+def whole_model_unsplit(c: Case) -> Column:
+    return (c.pp > 1) if is_whole(c.model) and unsplit_reason(c.model) else False
 
 
 def _limits_model(row: ModelLimit) -> None:

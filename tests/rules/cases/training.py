@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from meshwright.recipes.case import Case
 
 from ..helpers import (
@@ -283,7 +285,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.whole-cp": ({"spec": JAMBA, "cp": 2}, {"cp": 1}),
     "engine.whole-ep": ({"spec": JAMBA, "ep": 2}, {"ep": 1}),
     "engine.whole-etp": ({"spec": JAMBA, "etp": 2}, {"etp": 1}),
-    "engine.whole-pp": ({"spec": JAMBA, "pp": 2}, {"pp": 1}),
+    "engine.whole-pp": ({"spec": msgspec.structs.replace(JAMBA, tied=True), "pp": 2}, {"pp": 1}),
     "engine.whole-sp": ({"spec": JAMBA, "tp": 2, "sp": True}, {"tp": 1, "sp": False}),
     "engine.whole-matmul": ({"spec": JAMBA, "matmul": "fp8_tensor"}, {"matmul": "same"}),
     "engine.whole-mtp-loss": ({"spec": JAMBA, "mtp_loss": 0.1}, {"mtp_loss": 0.0}),

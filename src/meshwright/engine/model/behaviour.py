@@ -1,7 +1,8 @@
 """What a model type does that its config does not say, found with a small random model of it on the CPU.
 
 A causal model's logits do not depend on later tokens. With packed samples, positions that start again at zero must keep
-documents apart. Both are measured, so that no type needs a table entry.
+documents apart. Pipeline stages need blocks that run one after the other. All are measured, so that no type needs a
+table entry.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
+from meshwright.engine.model.block_split import BlockOrder, UnsplitError, trace_blocks
 from meshwright.engine.model.build import runs_own_layers
 from meshwright.engine.model.tiny_any import small_model, trying
 from meshwright.errors import InputError
@@ -96,6 +98,23 @@ def _measured(_: str, held: _Held) -> Behaviour:
         field="model",
         value=config.model_type,
     )
+
+
+def block_order_of(config: Any) -> BlockOrder:
+    """Return how the blocks of a config's type run; raise InputError if they cannot be pipeline stages."""
+    from meshwright.engine.model.config import distinct_layer_types, tiny
+
+    kind = behaviour_of(config).attention
+    try:
+        small = tiny(config, max(2, distinct_layer_types(config)))
+        with trying():
+            model = small_model(small, **({} if kind is None else {"attn_implementation": kind}))
+            _spread_weights(model)
+            return trace_blocks(model)
+    except (InputError, UnsplitError) as error:
+        reason = error.reason if isinstance(error, InputError) else str(error)
+        reason = f"transformers' {config.model_type} has no pipeline stages: {reason}"
+        raise InputError(reason, field="layout.pp", fix=("layout.pp=1",)) from None
 
 
 @torch.no_grad()

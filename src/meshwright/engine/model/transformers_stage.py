@@ -1,4 +1,4 @@
-"""A whole model that runs transformers' own forward pass: for model types that the engine does not run layer by layer.
+"""A model that runs transformers' own forward pass: for model types that the engine does not run layer by layer.
 
 Nothing of the model's code is repeated or replaced, so any causal language model of transformers trains. Its decoder
 layers are found by structure. Only the head is patched where it is a linear layer: it computes the loss, so that logits
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from meshwright.engine.architecture import layer_list
+from meshwright.engine.model.block_split import BlockOrder, Received, keep_blocks, run_stage
 from meshwright.engine.model.stage import Stage
 from meshwright.errors import InputError
 
@@ -41,13 +42,22 @@ class LogitTransform:
 
 
 class TransformersStage(Stage):
-    """The only stage of a model: transformers' forward pass from token ids to the loss, with the model's names."""
+    """A stage of a model, mostly the only one: transformers' forward pass, with the model's names.
 
-    def __init__(self, model: Any) -> None:
+    With several stages, `blocks` are those of this one, and `order` says how they run.
+    """
+
+    def __init__(self, model: Any, blocks: range | None = None, order: BlockOrder | None = None) -> None:
         nn.Module.__init__(self)
         _require_parts_inside_modules(model)
         self.__dict__["model_"] = model  # not a child: parameters keep the model's names
-        self.first = self.last = True
+        self.layers_path = layer_list(model)
+        self.depth = len(model.get_submodule(self.layers_path))
+        self.blocks = range(self.depth) if blocks is None else blocks
+        self.first, self.last = self.blocks.start == 0, self.blocks.stop == self.depth
+        self.received = Received()
+        if order is not None:
+            keep_blocks(model, self.layers_path, order, self.blocks, self.received)
         self.vision_modules, self.mtp = None, None
         self.sequence_rank, self.local_positions = 0, None
         self.partial_grads = frozenset()
@@ -55,12 +65,10 @@ class TransformersStage(Stage):
         self.loaded = None
         self.attention_modules = {}
         self.losses: list[torch.Tensor] = []
-        self.layers_path = layer_list(model)
         self.aux_loss_weight = 0.0  # of the model's own balancing loss of a micro batch
         self.targets = Targets()
         self.logits_loss: Any = None  # set where the head does not compute the loss
         self._modules.update(model._modules)  # add_module refuses names of this class's own attributes
-        self.depth = len(self.decoder_layers)
         self.tied = _shared_parameters(model)
 
     @property
@@ -78,18 +86,19 @@ class TransformersStage(Stage):
 
     @property
     def decoder_layers(self) -> dict[int, nn.Module]:
-        """The decoder layers, in the order of their list."""
-        return dict(enumerate(self.get_submodule(self.layers_path).children()))
+        """The decoder layers of this stage by their number, in the order of their list."""
+        every = enumerate(self.get_submodule(self.layers_path).children())
+        return {number: layer for number, layer in every if number in self.blocks}
 
     @property
     def embedding(self) -> Any:
-        """The token embedding."""
-        return self.transformers_model.get_input_embeddings()
+        """The token embedding, on the first stage."""
+        return self.transformers_model.get_input_embeddings() if self.first else None
 
     @property
     def head(self) -> Any:
-        """The module that returns logits; None if the model has none."""
-        return self.transformers_model.get_output_embeddings()
+        """The module that returns logits, on the last stage; None if the model has none."""
+        return self.transformers_model.get_output_embeddings() if self.last else None
 
     def forward(
         self,
@@ -110,7 +119,10 @@ class TransformersStage(Stage):
         kwargs = {POSITIONS: positions} if documents is not None else {}
         targets = self.targets
         targets.labels, targets.weights, targets.loss = labels, weights, None
-        output = model(input_ids=x, use_cache=False, return_dict=True, **kwargs)
+        output = run_stage(model, x, self.received, self.first, **kwargs)
+        if not self.last:
+            hidden: torch.Tensor = output
+            return hidden
         loss: Any = targets.loss
         targets.labels = targets.weights = targets.loss = None
         if loss is None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.engine import attention
+from meshwright.engine.architecture import layer_list
 from meshwright.engine.experts import expert_blocks, mask_routers
 from meshwright.engine.hf_io import FolderWeights, build_name_map
 from meshwright.engine.hooks import NO_HOOKS, Hooks
@@ -23,7 +24,7 @@ from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.losses import TokenLoss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import add_adapters, check_targets, init_magnitudes
-from meshwright.engine.model.behaviour import behaviour_of
+from meshwright.engine.model.behaviour import behaviour_of, block_order_of
 from meshwright.engine.model.build import build_model, runs_own_layers
 from meshwright.engine.model.init import record_initial
 from meshwright.engine.model.module_names import is_attention
@@ -42,7 +43,7 @@ from meshwright.engine.parallelize.fsdp import apply_fsdp, base_dtype, storage_d
 from meshwright.engine.parallelize.init_weights import init_weights
 from meshwright.engine.parallelize.lm_loss import apply_lm_loss
 from meshwright.engine.parallelize.offload import offload_activations
-from meshwright.engine.parallelize.pipeline import split_stages, stage_numbers
+from meshwright.engine.parallelize.pipeline import split_stages, stage_layers, stage_numbers
 from meshwright.engine.parallelize.quantize import apply_fp8, select_gemm_kernels
 from meshwright.engine.parallelize.recompute import apply_recompute, fully_recomputed, recompute_compiled
 from meshwright.engine.parallelize.tensor_parallel import (
@@ -73,7 +74,7 @@ def parallelize(
     if layout.strategy == "megatron_fsdp":
         megatron.require(device)
     if not runs_own_layers(config):
-        return [_whole_model(config, recipe, mesh, device, weights, hooks)]
+        return _whole_stages(config, recipe, mesh, device, weights, hooks)
     mtp = recipe.train.mtp_loss > 0
     models = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
     for model in models:
@@ -125,29 +126,36 @@ def parallelize(
     return stages
 
 
-def _whole_model(
+def _whole_stages(
     config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None, hooks: Hooks
-) -> Stage:
+) -> list[Stage]:
     """Build a model that runs transformers' own forward pass, with the techniques that need nothing of its code."""
     whole_model.require_supported(recipe, config, hooks)
     recipe = whole_model.with_known_recompute(recipe)
-    model = build_model(config, base_dtype(recipe), attention_kind=behaviour_of(config).attention)
+    layout, kind = recipe.layout, behaviour_of(config).attention
+    numbers = stage_numbers(layout, mesh.pp)
+    models: list[Any] = [build_model(config, base_dtype(recipe), attention_kind=kind) for _ in numbers]
     if recipe.goal == "peft":
-        check_targets(model, recipe.peft, tp=1)
-    initial = record_initial(model, recipe.train.seed)
+        check_targets(models[0], recipe.peft, tp=1)
+    initial = record_initial(models[0], recipe.train.seed)
     checkpoint = FolderWeights(weights, build_name_map(config)) if weights is not None else None
-    stage = whole_model.build_stage(model, recipe, hooks)
-    if recipe.goal == "peft":
-        initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
-    recompute_and_compile(stage, recipe)
-    whole_model.shard_stage(stage, mesh, recipe)
-    offloaded = recipe.layout.offload in ("params", "optimizer")
-    init_weights(stage, initial, recipe.train.seed, device, offloaded, checkpoint)
-    init_magnitudes(stage)
+    order = block_order_of(config) if layout.pp > 1 else None
+    blocks = stage_layers(layout, len(models[0].get_submodule(layer_list(models[0]))))
+    stages: list[Stage] = []
+    for model, number in zip(models, numbers, strict=True):
+        stage = whole_model.build_stage(model, recipe, hooks, blocks[number], order)
+        stages.append(stage)
+        if recipe.goal == "peft":
+            initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
+        recompute_and_compile(stage, recipe)
+        whole_model.shard_stage(stage, mesh, recipe)
+        offloaded = layout.offload in ("params", "optimizer")
+        init_weights(stage, initial, recipe.train.seed, device, offloaded, checkpoint)
+        init_magnitudes(stage)
     if checkpoint is not None:
-        stage.loaded = checkpoint.report()
+        stages[0].loaded = checkpoint.report()
         checkpoint.files.close()
-    return stage
+    return stages
 
 
 def normalize_modules(stage: Stage, recipe: Recipe, device_type: str) -> None:

@@ -19,6 +19,7 @@ from meshwright.engine.losses import TokenLoss, logits_loss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.model.behaviour import behaviour_of, mixed_documents
+from meshwright.engine.model.block_split import BlockOrder
 from meshwright.engine.model.layer_lists import NAMES
 from meshwright.engine.model.transformers_stage import LogitTransform, TransformersStage, find_logit_transform
 from meshwright.engine.parallelize.fsdp import (
@@ -49,10 +50,28 @@ def require_supported(recipe: Recipe, config: Any, hooks: Hooks = NO_HOOKS) -> N
                 value=value,
                 fix=(f"{field}={plain[0]}",),
             )
+    _require_stages(recipe, config)
     if recipe.data.packing and not behaviour_of(config).isolates:
         raise mixed_documents(config)
     if hooks.tp_plan is not None:
         raise InputError(f"{model_type} runs transformers' own forward pass, which tp does not shard", field="tp_plan")
+
+
+def _require_stages(recipe: Recipe, config: Any) -> None:
+    """Raise for pipeline stages of a model whose ends share a weight, or whose balancing loss needs all layers."""
+    if recipe.layout.pp == 1:
+        return
+    if config.get_text_config().tie_word_embeddings:
+        reason = f"embedding and head of this {config.model_type} share one weight, which two stages would train apart"
+        raise InputError(reason, field="layout.pp", value=recipe.layout.pp, fix=("layout.pp=1",))
+    if _balances(config.get_text_config(), recipe):
+        reason = f"transformers computes the balancing loss of {config.model_type} from the routers of all layers"
+        raise InputError(
+            f"{reason}, and layout.pp={recipe.layout.pp} puts them on several stages",
+            field="moe.aux_loss",
+            value=recipe.moe.aux_loss,
+            fix=("moe.aux_loss=0", "layout.pp=1"),
+        )
 
 
 def with_known_recompute(recipe: Recipe) -> Recipe:
@@ -66,11 +85,14 @@ def with_known_recompute(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(layout, recompute_modules=(OPERATIONS,)))
 
 
-def build_stage(model: Any, recipe: Recipe, hooks: Hooks) -> TransformersStage:
-    """Return the model as one stage that returns the loss of a micro batch."""
+def build_stage(
+    model: Any, recipe: Recipe, hooks: Hooks, blocks: range | None = None, order: BlockOrder | None = None
+) -> TransformersStage:
+    """Return a model, or some blocks of it, as a stage; the last one returns the loss of a micro batch."""
     transform = find_logit_transform(model)
-    stage = TransformersStage(model)
-    _apply_loss(stage, transform, recipe, hooks.loss)
+    stage = TransformersStage(model, blocks, order)
+    if stage.last:
+        _apply_loss(stage, transform, recipe, hooks.loss)
     _add_balancing(stage, recipe)
     return stage
 
@@ -118,6 +140,12 @@ class HeadLoss(Patch):
         loss = loss_of_head(self, hidden, targets.labels, targets.weights).reshape(1, 1, 1)
         targets.loss = loss
         return loss
+
+
+def _balances(config: Any, recipe: Recipe) -> bool:
+    """Return whether the routers of a model are to be balanced."""
+    has_experts = any(getattr(config, name, None) for name in NAMES["experts"])
+    return has_experts and recipe.moe.balancing != "none" and bool(recipe.moe.aux_loss)
 
 
 def _add_balancing(stage: TransformersStage, recipe: Recipe) -> None:
