@@ -14,7 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,11 @@ def write_kept(corpus: Corpus, commit: str, entries: Sequence[Mapping[str, Any]]
 
 
 def write_result(result: Result) -> None:
-    """Write the figures of a corpus into the common result file, beside those of the others."""
+    """Write the figures of a corpus into the common result file; without new defects, those of its commit stay."""
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    before = found.get(result.corpus, {})
+    if not result.defects and before.get("commit") == result.commit:
+        result = replace(result, defects=before["defects"])
     found[result.corpus] = asdict(result)
     RESULTS.write_text(json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from benchmarks.corpora import Corpus, Target
-from benchmarks.corpora.megatron_defects import bridge_defects, megatron_lm_defects
+from benchmarks.corpora.megatron_defects import bridge_defects, launch_defects, megatron_lm_defects, snippet_defects
 
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
@@ -295,6 +295,10 @@ def _new(folder: Path) -> Path:
     return folder
 
 
+def _script_corpus(name: str, repository: str, title: str, collect: Callable[[Path, Path], Iterable[Target]]) -> Corpus:
+    return Corpus(name, repository, title, collect, restore_launches, partial(launch_defects, restore_launches))
+
+
 LM, BRIDGE = "NVIDIA/Megatron-LM", "NVIDIA-NeMo/Megatron-Bridge"
 DEEPSPEED = "deepspeedai/Megatron-DeepSpeed"
 CORPORA = {
@@ -308,10 +312,17 @@ CORPORA = {
             restore_script,
             partial(megatron_lm_defects, restore_script),
         ),
-        Corpus("megatron-lm-examples", LM, "Megatron-LM, example scripts", lm_examples, restore_launches),
-        Corpus("megatron-deepspeed", DEEPSPEED, "Megatron-DeepSpeed, scripts", deepspeed_examples, restore_launches),
-        Corpus("megatron-bridge-scripts", BRIDGE, "Megatron-Bridge, scripts", bridge_scripts, restore_launches),
-        Corpus("megatron-bridge-python", BRIDGE, "Megatron-Bridge, Python examples", bridge_python, restore_snippet),
+        _script_corpus("megatron-lm-examples", LM, "Megatron-LM, example scripts", lm_examples),
+        _script_corpus("megatron-deepspeed", DEEPSPEED, "Megatron-DeepSpeed, scripts", deepspeed_examples),
+        _script_corpus("megatron-bridge-scripts", BRIDGE, "Megatron-Bridge, scripts", bridge_scripts),
+        Corpus(
+            "megatron-bridge-python",
+            BRIDGE,
+            "Megatron-Bridge, Python examples",
+            bridge_python,
+            restore_snippet,
+            partial(snippet_defects, restore_snippet),
+        ),
         Corpus(
             "megatron-bridge-runs",
             BRIDGE,
@@ -320,6 +331,13 @@ CORPORA = {
             restore_command,
             partial(bridge_defects, restore_command),
         ),
-        Corpus("megatron-bridge-recipes", BRIDGE, "Megatron-Bridge, recipes", bridge_recipes, restore_command),
+        Corpus(
+            "megatron-bridge-recipes",
+            BRIDGE,
+            "Megatron-Bridge, recipes",
+            bridge_recipes,
+            restore_command,
+            partial(bridge_defects, restore_command),
+        ),
     )
 }

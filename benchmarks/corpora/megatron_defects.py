@@ -88,7 +88,55 @@ def bridge_defects(restore: Restore, entry: Mapping[str, Any], folder: Path, dra
         text = f"{command[: recipe.start(1)]}{typo}{command[recipe.end(1) :]}"
         yield changed("misspelled recipe", f"{recipe[1]} → {typo}", text)
         yield changed("impossible layout", "tp 3", f"{command.rstrip()} model.tensor_model_parallel_size=3")
-        yield changed("wrong divisibility", "batch 17", f"{command.rstrip()} train.global_batch_size=17")
+        batch = "train.global_batch_size=17 train.micro_batch_size=2"  # wrong on any number of ranks
+        yield changed("wrong divisibility", batch, f"{command.rstrip()} {batch}")
+
+
+def launch_defects(restore: Restore, entry: Mapping[str, Any], folder: Path, draw: random.Random) -> Iterator[Defect]:
+    """Yield one defect of each kind that fits the first command of a script."""
+    words = entry["launches"][0]["args"]
+
+    def changed(kind: str, at: int, new: str) -> Defect:
+        place = folder / kind.replace(" ", "-")
+        place.mkdir()
+        first = {**entry["launches"][0], "args": [*words[:at], new, *words[at + 1 :]]}
+        return Defect(
+            kind, f"{words[at]} → {new}", restore({**entry, "launches": [first, *entry["launches"][1:]]}, place)
+        )
+
+    flags = [at for at, word in enumerate(words) if re.fullmatch(r"--[a-z-]{7,}", word)]
+    if flags:
+        at = draw.choice(flags)
+        yield changed("misspelled flag", at, misspelled(words[at], draw))
+    values = [at + 1 for at in flags if words[at] in NUMBERS and words[at + 1][:1].isdigit()]
+    if values:
+        yield changed("bad value", draw.choice(values), draw.choice(["abc", "1e", "10k"]))
+    keys = [at for at, word in enumerate(words) if re.match(r"(model|train|optimizer|scheduler)\.[a-z_]{5,}=", word)]
+    if keys:
+        at = draw.choice(keys)
+        key, _, value = words[at].partition("=")
+        yield changed("misspelled key", at, f"{misspelled(key, draw)}={value}")
+
+
+def snippet_defects(restore: Restore, entry: Mapping[str, Any], folder: Path, draw: random.Random) -> Iterator[Defect]:
+    """Yield one defect of each kind that fits a Python file of Megatron-Bridge."""
+
+    def changed(kind: str, change: str, new: Mapping[str, Any]) -> Defect:
+        place = folder / kind.replace(" ", "-")
+        place.mkdir()
+        return Defect(kind, change, restore({**entry, **new}, place))
+
+    settings = entry["settings"]
+    keys = [key for key in settings if re.fullmatch(r"(model|train|optimizer|scheduler|checkpoint)\.[a-z_]{5,}", key)]
+    if keys:
+        key = draw.choice(keys)
+        typo = misspelled(key, draw)
+        new = {typo if one == key else one: value for one, value in settings.items()}
+        yield changed("misspelled key", f"{key} → {typo}", {"settings": new})
+    typo = misspelled(entry["recipe"], draw)
+    yield changed("misspelled recipe", f"{entry['recipe']} → {typo}", {"recipe": typo})
+    layout = {**settings, "model.tensor_model_parallel_size": 3}
+    yield changed("impossible layout", "tp 3", {"settings": layout})
 
 
 def misspelled(name: str, draw: random.Random) -> str:

@@ -111,6 +111,15 @@ def misspelled(name: str, known: Iterable[str]) -> list[str]:
     return [one for _, one in sorted(found)]
 
 
+def is_slip(name: str, known: str) -> bool:
+    """Return whether a name is a known one with a letter left out, added, or swapped with the next."""
+    short, long = sorted((name, known), key=len)
+    if len(long) == len(short) + 1:
+        return any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+    swapped = (name[:at] + name[at + 1] + name[at] + name[at + 2 :] for at in range(len(name) - 1))
+    return len(long) == len(short) and known in swapped
+
+
 def _distance(typed: _Name, known: _Name) -> float | None:
     """Return how far a name is from a known one, in wrong letters; None if it does not mean it."""
     if _is_negated(typed) != _is_negated(known):

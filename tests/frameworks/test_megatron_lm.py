@@ -195,7 +195,8 @@ COMMON = (
            "megatron-lm.head-dim", "--num-attention-heads", None),
     broken("query groups ignored", DENSE, "    --group-query-attention\n", "", "megatron-lm.query-groups-ignored",
            "--num-query-groups"),
-    broken("groups and ranks", DENSE, "--num-query-groups 8", "--num-query-groups 3", "heads.kv-groups", "TP=2"),
+    Case("groups, heads and ranks", replaced(DENSE, ("--num-query-groups 8", "--num-query-groups 3")),
+         [("heads.kv-groups", 3), ("megatron-lm.query-groups", 10)], "2x8xH100"),
     # The layout
     broken("one connection", DENSE, "export CUDA_DEVICE_MAX_CONNECTIONS=1\n", "", "megatron-lm.max-connections"),
     broken("several connections", DENSE, "CONNECTIONS=1", "CONNECTIONS=32", "megatron-lm.max-connections",

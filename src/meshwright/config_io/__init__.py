@@ -6,19 +6,36 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from meshwright.config_io.edit import edit
-from meshwright.config_io.nodes import Leaf, Node, check_text, flatten, join_key, line_numbers, parse_error, to_plain
+from meshwright.config_io.nodes import (
+    Leaf,
+    Node,
+    RepeatedKey,
+    check_text,
+    flatten,
+    join_key,
+    line_numbers,
+    parse_error,
+    to_plain,
+)
 from meshwright.config_io.text import read_text
 from meshwright.errors import unknown
 
-__all__ = ["FORMATS", "Format", "Leaf", "edit", "join_key", "parse_leaves", "parse_tree", "read_text"]
+__all__ = ["FORMATS", "Format", "Leaf", "RepeatedKey", "edit", "join_key", "parse_leaves", "parse_tree", "read_text"]
 
 Format = Literal["yaml", "toml", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _TYPE_NAMES = {list: "a list", str: "text", bool: "a boolean", type(None): "nothing"}
 
 
-def parse_leaves(text: str, format: str, where: str) -> dict[str, Leaf]:
-    """Return the leaves of a document by dotted key, in file order, each with its line."""
+def parse_leaves(text: str, format: str, where: str, repeated: list[RepeatedKey] | None = None) -> dict[str, Leaf]:
+    """Return the leaves of a document by dotted key, in file order, each with its line.
+
+    With a list, a YAML file may set a key twice, as PyYAML's: the key is added to the list, and the last value is used.
+    """
+    if format == "yaml" and repeated is not None:
+        from meshwright.config_io.yaml_nodes import parse_yaml
+
+        return flatten(_parse(text, format, where, lambda *given: parse_yaml(*given, repeated)), where)
     return flatten(_parse(text, format, where), where)
 
 
@@ -28,8 +45,8 @@ def parse_tree(text: str, format: str, where: str) -> tuple[dict[str, Any], dict
     return to_plain(root), line_numbers(root, where)
 
 
-def _parse(text: str, format: str, where: str) -> Node:
-    parse = _parser_for(format)
+def _parse(text: str, format: str, where: str, parser: Callable[[str, str], Node] | None = None) -> Node:
+    parse = parser or _parser_for(format)
     text = text.removeprefix("\ufeff")
     check_text(text, where)
     root = parse(text, where)

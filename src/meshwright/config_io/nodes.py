@@ -36,6 +36,14 @@ class Node(msgspec.Struct):
     pyyaml: Any = UNSET
 
 
+class RepeatedKey(msgspec.Struct, frozen=True):
+    """A key that a map has twice."""
+
+    key: str
+    first: int  # lines
+    last: int
+
+
 class Lines:
     """Map character offsets to lines."""
 

@@ -10,6 +10,7 @@ from meshwright.config_io.nodes import (
     MAX_NODES,
     Lines,
     Node,
+    RepeatedKey,
     check_integer,
     check_text,
     duplicate_key_error,
@@ -34,16 +35,16 @@ class _Anchor(NamedTuple):
     height: int  # levels of nested maps and lists
 
 
-def parse_yaml(text: str, where: str) -> Node:
-    """Parse a YAML document."""
+def parse_yaml(text: str, where: str, repeated: list[RepeatedKey] | None = None) -> Node:
+    """Parse a YAML document. With a list, keys that are set twice are added to it, and the last value is used."""
     if len(text) > MAX_CHARS:
         raise parse_error(where, None, f"has {len(text):,} characters; YAML files may have at most {MAX_CHARS:,}")
-    return _Parser(text, where).document()
+    return _Parser(text, where, repeated).document()
 
 
 class _Parser:
-    def __init__(self, text: str, where: str) -> None:
-        self.where, self.lines = where, Lines(text)
+    def __init__(self, text: str, where: str, repeated: list[RepeatedKey] | None) -> None:
+        self.where, self.lines, self.repeated = where, Lines(text), repeated
         self.events = self._events(text)
         self.nodes = 0
         self.anchors: dict[str, _Anchor | None] = {}  # None while the anchored node is being parsed
@@ -126,7 +127,9 @@ class _Parser:
                 merges_at, merged = line, self.merged(line, depth)
                 continue
             if key in entries:
-                raise duplicate_key_error(self.where, key, entries[key].line, line)
+                if self.repeated is None:
+                    raise duplicate_key_error(self.where, key, entries[key].line, line)
+                self.repeated.append(RepeatedKey(key, entries[key].line, line))
             entries[key] = self.node(next(self.events), line, depth)
         return merged | entries if merged else entries
 

@@ -46,6 +46,7 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 from meshwright.rules import SEVERITIES, Finding
+from meshwright.rules.rule import Severity
 
 JUDGEMENTS = (
     "dispatch.allgather-large",
@@ -65,6 +66,7 @@ BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 MICRO_BATCH = "per_device_train_batch_size"
 CAPACITY = ("memory.state", "memory.peak", "memory.replicated-state")
 """Errors about the memory of a GPU."""
+OMEGACONF = ("llama-factory", "megatron-bridge")  # frameworks whose YAML loader refuses a key that is set twice
 NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
 Count = Callable[[Recipe], Epochs | None]
 
@@ -179,6 +181,7 @@ def _check(
     buildable = not any(one.severity == "error" for one in ours)
     findings = [
         *imported.parsed.findings,
+        *_repeated_keys(framework, content),
         *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
         *saving_findings(imported, recipe, estimate, buildable, cases[0] if cases else None),
         *resume_findings(imported, recipe, estimate, imported_launch(content, imported.parsed)),
@@ -210,6 +213,17 @@ def _check(
         notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known, open_fields), *notes),
         estimate=estimate,
     )
+
+
+def _repeated_keys(framework: Framework, content: Content) -> Iterator[Finding]:
+    """Yield the keys that a YAML file sets twice: PyYAML uses the last value, OmegaConf refuses the file."""
+    for one in content.repeated:
+        strict = framework.name in OMEGACONF
+        severity: Severity = "error" if strict else "warning"
+        effect = f"{framework.title} refuses the file" if strict else "the first value is lost"
+        message = f"{one.key} is set twice, in lines {one.first} and {one.last}: {effect}"
+        fix = (f"remove one of lines {one.first} and {one.last}",)
+        yield Finding("key.repeated", severity, one.key, message, fix, content.path, one.last)
 
 
 def _counted(case: Case, count: Count) -> Case:
@@ -257,7 +271,8 @@ def _our_findings(
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
     assumed = [field for field in imported.parsed.assumed if field not in imported.typed]
-    assumed += [] if known or imported.parsed.gpu_request.count else ["GPUs"]
+    request = imported.parsed.gpu_request
+    assumed += [] if known or (request.count and not request.is_example) else ["GPUs"]
     kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, cases)) for one in found]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 

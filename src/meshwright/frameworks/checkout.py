@@ -23,7 +23,7 @@ SOURCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "megatron-deepspeed": (("megatron/arguments.py",), ("megatron",)),
     "megatron-bridge": (("src/megatron/bridge/training/config.py",), ("src/megatron/bridge", "scripts")),
     "automodel": (("nemo_automodel/__init__.py",), ("nemo_automodel",)),
-    "torchtitan": (("torchtitan/train.py",), ("torchtitan",)),
+    "torchtitan": (("torchtitan/train.py", "torchtitan/config_manager.py"), ("torchtitan",)),
     "kempnerforge": (("kempnerforge/__init__.py",), ("kempnerforge",)),
     "axolotl": (("src/axolotl/__init__.py",), ("src/axolotl",)),
     "llama-factory": (("src/llamafactory/__init__.py",), ("src/llamafactory",)),
@@ -34,14 +34,24 @@ SOURCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 LEVELS = 8  # folders above a file that may be the root of its checkout
 MOST_FILES, MOST_BYTES = 5_000, 80_000_000  # of a checkout that are read
 REMOVED = ("key.removed", "torchtitan.other-version")
-KEYS = ("key.unknown", "key.unused", "automodel.target-keyword", "megatron-bridge.unknown-flag", *REMOVED)
-VALUES = ("value.invalid", "automodel.recipe-unknown", "megatron-bridge.unknown-recipe")
+UNKNOWN_FLAG = "megatron-bridge.unknown-flag"
+KEYS = ("key.unknown", "key.unused", "automodel.target-keyword", UNKNOWN_FLAG, *REMOVED)
+FLAT = ("axolotl", "llama-factory", "ms-swift", "trl")  # frameworks whose keys are arguments, without sections
+VALUES = (
+    "value.invalid",
+    "automodel.recipe-unknown",
+    "megatron-bridge.unknown-recipe",
+    "torchtitan.dataset-name",
+    "torchtitan.model-name",
+)
+MEMORY = "memory."  # start of the rules on what fits
 TARGET = "automodel.target-unknown"
 _DEFINED = re.compile(
-    r"^[ \t]*(?:class|def)[ \t]+(\w+)|^[ \t]+(\w+)[ \t]*:[ \t]*[\w\"'\[]|[\"']--([\w-]+)[\"']"
+    r"^[ \t]*(?:class|def)[ \t]+(\w+)|^[ \t]+(\w+)[ \t]*:[ \t]*[\w\"'\[]|[\"']--([\w.-]+)[\"']"
     r"|\bget\(\s*[\"']([\w.]+)[\"']",
     re.MULTILINE,
 )
+_FLAGS = re.compile(r"[\"'](--?[\w.-]+)[\"']")
 _TEXTS = re.compile(r"[\"']([\w.-]{1,60})[\"']")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -51,6 +61,7 @@ class Names(msgspec.Struct, frozen=True):
 
     keys: frozenset[str]  # functions, classes, fields, flags, and keys that are read with get
     texts: frozenset[str]  # short texts in quotes, such as the values that a field accepts
+    flags: frozenset[str]  # of argument parsers, with dashes
 
 
 def without_newer_names(
@@ -67,7 +78,10 @@ def without_newer_names(
         return list(findings), []
     names = ", ".join(dict.fromkeys(one.field for one in newer))
     note = f"not checked, as only the checkout {root} of {framework.title} defines it: {names}"
-    return [one for one in findings if one not in newer], [note]
+    kept = [one for one in findings if one not in newer]
+    if any(one.rule in REMOVED for one in newer):  # a batch or a layout may be set by a key that we do not read
+        kept = [one for one in kept if not one.rule.startswith(MEMORY)]
+    return kept, [note]
 
 
 def _is_defined(framework: Framework, root: str, settings: Settings, finding: Finding) -> bool:
@@ -81,11 +95,17 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
         return bool(value) and (value in found.texts or value.rpartition(".")[2] in found.keys)
     if finding.rule not in KEYS:
         return False
-    key = _WORD.findall(finding.field.rpartition(".")[2].replace("-", "_"))
+    names = _names(framework.name, root)
+    if finding.rule == UNKNOWN_FLAG:
+        return finding.field in names.flags
+    section, dot, _ = finding.field.partition(".")
+    if dot and framework.name in FLAT and section in names.keys - our_names(framework.name, framework.key_map):
+        return True  # a table of keys that only the checkout has
+    key = _WORD.findall(finding.field.rpartition(".")[2].lstrip("-").replace("-", "_"))
     name = key[0] if key else ""
     is_nested = "." in finding.field and finding.rule not in REMOVED  # if we know it, it is a key of another section
     is_ours = is_nested and name in our_names(framework.name, framework.key_map)
-    return bool(name) and not is_ours and name in _names(framework.name, root).keys
+    return bool(name) and not is_ours and name in names.keys
 
 
 def checkout_root(name: str, folder: Path | None) -> str | None:
@@ -102,11 +122,13 @@ def _names(name: str, root: str) -> Names:
     """Return the names that the source of a checkout defines."""
     keys: set[str] = set()
     texts: set[str] = set()
+    flags: set[str] = set()
     for text in _sources(Path(root), SOURCES[name][1]):
         found = (one.rpartition(".")[2] for groups in _DEFINED.findall(text) for one in groups if one)
         keys.update(one.replace("-", "_") for one in found)
         texts.update(_TEXTS.findall(text))
-    return Names(frozenset(keys), frozenset(texts))
+        flags.update(_FLAGS.findall(text))
+    return Names(frozenset(keys), frozenset(texts), frozenset(flags))
 
 
 def _sources(root: Path, folders: Sequence[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import Cluster
+from meshwright.config_io import RepeatedKey
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
@@ -35,6 +36,7 @@ class Content(msgspec.Struct, frozen=True):
     launches: tuple[LaunchCommand, ...] = ()  # training programs that a script starts
     beside: Mapping[str, str] = {}  # texts of files in its folder that are not written yet
     assigned: Mapping[str, str | None] = {}  # by fixes at the end of a Python file, as text; None: unset
+    repeated: tuple[RepeatedKey, ...] = ()  # keys that a YAML file sets twice
 
     def top_level_keys(self) -> frozenset[str]:
         """Return the top-level keys of a structured file."""
@@ -49,6 +51,7 @@ class GpuRequest(msgspec.Struct, frozen=True):
     world_size: int | None = None  # if only the total is given
     gpu: str = ""
     source: SourcedValue | None = None  # the setting they come from
+    is_example: bool = False  # of a command in a comment, which may be started on more nodes
 
     @property
     def count(self) -> int | None:

@@ -102,9 +102,10 @@ def content_of(
         return Content(path, text, format, folder, script=script, launches=find_launches(script))
     if format == "python":
         return Content(path, text, format, folder)
-    found = config_io.parse_leaves(text, format, path)
+    repeated: list[config_io.RepeatedKey] = []
+    found = config_io.parse_leaves(text, format, path, repeated)
     settings = {key: SourcedValue(leaf.value, leaf.line, path, pyyaml=leaf.pyyaml) for key, leaf in found.items()}
-    return Content(path, text, format, folder, settings=settings, beside=beside or {})
+    return Content(path, text, format, folder, settings=settings, beside=beside or {}, repeated=tuple(repeated))
 
 
 def format_of(path: str, text: str) -> Format:

@@ -25,6 +25,8 @@ REMOVED = ("key.removed", "torchtitan.other-version")
 RECENT = ("0.16", "0.17", "0.18", "0.19", "0.20", "2026")
 """Starts of the last versions and dates of keys that files in use may still have: about a year before our tables."""
 OLDER_ACCEPT = "older versions accept"  # in the finding of a front end's key
+GROWING = ("model.backend.",)  # AutoModel's kernels and number formats, to which every version adds
+WAS_REMOVED = ": was removed: "  # in the finding of a value that older versions have
 WITHOUT_SUGGESTIONS = ("megatron-bridge",)
 """Frameworks most of whose keys are never suggested: an unknown key without a suggestion may be a typing error."""
 _ABSENT = re.compile(r"\b(has no|does not accept|ignores)\b")
@@ -54,7 +56,8 @@ def _depends(framework: Framework, settings: Settings, finding: Finding) -> bool
         is_absent = bool(_ABSENT.search(finding.message)) and not _MEANT.search(finding.message)
         return is_absent and not _is_a_mistake(framework, finding)
     if finding.rule == "value.invalid":
-        return _is_variant(finding)
+        is_named = finding.field.startswith(GROWING) and bool(_ALLOWED.search(finding.message)) and not finding.fix
+        return is_named or _is_variant(finding) or WAS_REMOVED in finding.message
     return finding.rule in REMOVED and _recently_removed(framework, settings, finding)
 
 

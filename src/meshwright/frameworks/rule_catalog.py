@@ -108,6 +108,9 @@ PARSE_FINDINGS = (
     ParseFinding(
         "key.ignored", "warning", "the setting has no effect", "the key is accepted for backward compatibility only"
     ),
+    ParseFinding(
+        "key.repeated", "error", "the first value is lost, or the file is refused", "a YAML file sets the key twice"
+    ),
     ParseFinding("key.overwritten", "warning", "training uses a different value", "a later step overwrites this key"),
     ParseFinding(
         "value.invalid", "error", "parser error, or a failure much later", "the key does not accept this value"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.costs import Estimate
 from meshwright.display import plural
+from meshwright.errors import InputError
 from meshwright.frameworks.common import FOLDERS, KEEP_ALL, value_or_default
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.types import SourcedValue, as_int
@@ -196,7 +197,12 @@ def _rarely(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None)
 
 def _key_of(imported: ImportedRecipe, field: str) -> str:
     """Return the framework's key of one of our fields; empty if it has none."""
-    return next((key for key, one in config_keys(imported.framework.key_map).items() if one.field == field), "")
+    framework = imported.framework
+    key = next((key for key, one in config_keys(framework.key_map).items() if one.field == field), "")
+    try:
+        return key if key and framework.format_setting(key, 1) else ""
+    except InputError:  # a fork with fewer flags than the key map
+        return ""
 
 
 def _interval_fix(imported: ImportedRecipe, recipe: Recipe, every: int, wanted: int) -> tuple[str, ...]:

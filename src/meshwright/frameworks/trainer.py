@@ -56,6 +56,7 @@ PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
 """Recipe fields that only the program sets."""
 
 
+UNKNOWN_FOLDER = re.compile(r"\$\{[^}]*\}/|\$\(.*\)/|\$\w+/", re.DOTALL)
 TRL_SFT = re.compile(r"(?:^|[./])sft(?:\.py)?$")
 PLACEHOLDER = "DATA"  # a dataset that only the program knows, as commands write it
 DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": PLACEHOLDER}
@@ -379,16 +380,25 @@ def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
     folder = content.folder
     folders = [folder, *list(folder.resolve().parents)[:MAX_PARENTS]] if folder is not None else []
     found = next((path for parent in folders if _is_file(path := parent / str(setting.value))), None)
+    if setting.unresolved:
+        found = _beside(folder, str(setting.value)) if folder is not None else None
     if found is None and folder is not None and str(setting.value).startswith("/"):
         beside = folder / Path(str(setting.value)).name  # a container mounts the script's folder under another name
         found = beside if _is_file(beside) else None
-    if setting.unresolved or found is None:
+    if found is None:
         reason = setting.unresolved or "file not found"
         name = str(setting.value)
         raise InputError(
             f"the config referenced at {setting.location} cannot be read: {reason}", field="file", value=name
         )
     return open_file(found)
+
+
+def _beside(folder: Path, value: str) -> Path | None:
+    """Return the file whose folder is known only when the job runs, such as $(cd … && pwd): that of the script."""
+    tail = UNKNOWN_FOLDER.split(value)[-1]
+    path = folder / tail
+    return path if tail != value and not re.search(r"[$`]", tail) and _is_file(path) else None
 
 
 def _written(made: WrittenFile, name: str) -> Content:

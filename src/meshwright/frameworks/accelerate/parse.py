@@ -18,7 +18,7 @@ from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.hf_arguments import as_parsed, flags_without_value
 from meshwright.frameworks.key_table import read_table
-from meshwright.frameworks.load import open_file
+from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.trainer import (
     TRL_KEYS,
     Arguments,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
 LAUNCHERS = ("torchrun", "python", "srun")  # that pass no config of Accelerate
+DOUBLE = "accelerate.double-checkpointing"
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
 PROGRAM_READ = (
     "read from the program: literals, constants and defaults of options, nothing executed; without fsdp=… or "
@@ -170,6 +171,9 @@ def parse(content: Content) -> ParsedConfig:
     if own is not None and not trl and is_trl({}, script):
         script = ""  # the program was read: its name does not make it one of TRL
     parsed = _parsed(content, settings, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
+    if not trl and _has_own_loop(content, launch):
+        findings = tuple(one for one in parsed.findings if one.rule != DOUBLE)
+        parsed = msgspec.structs.replace(parsed, findings=findings)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv, fixed_in=command.fixed_in)
     refused = refused_arguments("accelerate", parse_arguments(launch.args), own)
     parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused, *command.findings))
@@ -641,11 +645,17 @@ def _filled_in(arguments: Arguments) -> dict[str, str]:
     return {name: name for name in (MARK, "gradient_accumulation_steps")} if MARK in arguments else {}
 
 
+def _has_own_loop(content: Content, launch: LaunchCommand) -> bool:
+    """Return whether the program of a command is there, and names no Trainer: its loop may do without its checks."""
+    path = program_path(content, launch.program)
+    return path is not None and path.is_file() and "Trainer" not in path.read_text(errors="replace")
+
+
 def _double_checkpointing(setting: SourcedValue, arguments: Arguments, trl: bool) -> Iterator[Finding]:
     """Yield a finding if layers would be recomputed twice, which transformers rejects; TRL recomputes by default."""
     if trl and "gradient_checkpointing" not in arguments:
         yield Finding(
-            "accelerate.double-checkpointing",
+            DOUBLE,
             "error",
             f"{FSDP}fsdp_activation_checkpointing",
             "fsdp_activation_checkpointing and gradient_checkpointing, which TRL turns on by default, would checkpoint "
@@ -656,7 +666,7 @@ def _double_checkpointing(setting: SourcedValue, arguments: Arguments, trl: bool
         )
     elif is_on(arguments, "gradient_checkpointing"):
         yield Finding(
-            "accelerate.double-checkpointing",
+            DOUBLE,
             "error",
             f"{FSDP}fsdp_activation_checkpointing",
             "fsdp_activation_checkpointing and --gradient_checkpointing "

@@ -188,7 +188,8 @@ def _commented_request(content: Content) -> GpuRequest:
         if found:
             nodes = COMMENTED_NODES.search(line)
             source = SourcedValue(int(found[1]), number, content.path)
-            return GpuRequest(nodes=int(nodes[1]) if nodes else 1, gpus_per_node=int(found[1]), source=source)
+            count = int(nodes[1]) if nodes else 1
+            return GpuRequest(nodes=count, gpus_per_node=int(found[1]), source=source, is_example=not nodes)
     return GpuRequest()
 
 

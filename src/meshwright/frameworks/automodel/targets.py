@@ -113,6 +113,9 @@ def _problem_of(path: str) -> str:
     if module in OUTSIDE and OUTSIDE[module] and name not in OUTSIDE[module] and name[:1].isupper():
         near = near_name(name, OUTSIDE[module])
         return f"{module} has no {name}" + (f"; did you mean {near}?" if near else "")
+    owner = module.rpartition(".")[2]
+    if owner[:1].isupper() and name not in METHODS and near_name(name, METHODS):  # a method of a class elsewhere
+        return f"{owner} has no {name}; did you mean {near_name(name, METHODS)}?"
     libraries = closest(first, LIBRARIES, 1)
     if first not in LIBRARIES and libraries and near_name(first, LIBRARIES):
         return f"there is no package {first}; did you mean {libraries[0]}?"

@@ -161,7 +161,7 @@ def _factory_other(values: Values) -> str:
     return f"stage: {stage}" if stage not in ("", "sft", "pt") else ""
 
 
-FACTORY_INFERENCE = ("infer_backend", "export_dir")
+FACTORY_INFERENCE = ("infer_backend", "export_dir", "n_shot")
 
 
 FACTORY_V1 = ("train_dataset", "dist_config", "peft_config")
@@ -229,6 +229,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         weights=axolotl_weights,
         keeps_dtype_in_fsdp2=True,  # monkeypatch/accelerate/fsdp2.py replaces fsdp2_prepare_model, without the cast
         sharding={"axolotl": AXOLOTL},
+        removed={"axolotl": older_keys.AXOLOTL},
     ),
     "llama-factory": FrontEnd(
         "llama-factory",
@@ -254,6 +255,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         open_with=MEGATRON,
         weights=llama_factory_weights,
         sharding={"llama_factory": LLAMA_FACTORY, "llama_factory_v1": LLAMA_FACTORY_V1},
+        removed={"llama_factory": older_keys.LLAMA_FACTORY},
     ),
     "ms-swift": FrontEnd(
         "ms-swift",

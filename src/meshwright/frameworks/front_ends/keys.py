@@ -13,8 +13,9 @@ from meshwright.frameworks.key_table import Key, KeyTable, near_name
 from meshwright.frameworks.other_versions import OLDER_ACCEPT
 from meshwright.frameworks.types import Settings
 from meshwright.rules.rule import Finding, Severity
-from meshwright.similar import misspelled
+from meshwright.similar import is_slip, misspelled
 
+OTHERS = 3  # keys that are like none of the front end's: the file is that of a program with its own arguments
 PROGRAM_OPTIONS = ("config", "help", "launcher", "ray")
 NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule",
     "attn_implementation": "kernels", "attn_impl": "kernels", "flash_attn": "kernels"}  # fmt: skip
@@ -28,6 +29,7 @@ def key_findings(
 ) -> Iterator[Finding]:
     """Yield keys that the front end does not have, and values that it does not accept; `table` is the table's name."""
     reported: set[str] = set()
+    is_others = one.has_other_programs and not is_command and _unlike_any(one, known, settings, table) >= OTHERS
     for key, setting in settings.items():
         of_program = is_command and key in PROGRAM_OPTIONS
         if of_program or one.is_of_command(key) or key.split(".")[0] == "ENV":
@@ -41,8 +43,8 @@ def key_findings(
         shown = f"--{key}" if is_command else key
         if found is None:
             reported.add(place)
-            if key in one.removed.get(table, {}):
-                yield _removed(one, settings, key, is_command, table)
+            if place in one.removed.get(table, {}):
+                yield _removed(one, settings, key, place, is_command, table)
                 continue
             if is_command and is_switch(known.find(owner, name.removeprefix(NO))):
                 message = f"{one.title} has no {shown}: {name.removeprefix(NO)} is off by default"
@@ -52,7 +54,8 @@ def key_findings(
             near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
             right = ".".join((*parts[:depth], near))
             refuses = one.rejects and not is_open and not owner and not is_foreign
-            severity: Severity = "error" if near or refuses else "warning"
+            is_typo = bool(near) and (not is_others or is_slip(name, near))
+            severity: Severity = "error" if is_typo or refuses else "warning"
             if is_open and not near:
                 continue
             verb = "has no" if one.rejects else "ignores"
@@ -73,6 +76,13 @@ def key_findings(
             message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
             fix = (_formatted(key, meant, is_command),)
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+
+
+def _unlike_any(one: FrontEnd, known: KeyTable, settings: Settings, table: str) -> int:
+    """Return how many top-level keys of a file no release of the front end has, and none of its keys is like."""
+    names = {key.partition(".")[0].partition("[")[0] for key in settings if not one.is_of_command(key)}
+    unknown = [name for name in names if known.find("", name) is None and name not in one.removed.get(table, {})]
+    return sum(not synonym(known, "", name) and not _typo(known, "", name) for name in unknown)
 
 
 def value_findings(settings: Settings, refused: Iterable[tuple[str, str, str]], is_command: bool) -> Iterator[Finding]:
@@ -127,9 +137,9 @@ def _typo(known: KeyTable, owner: str, name: str) -> str:
     return near[0] if near else ""
 
 
-def _removed(one: FrontEnd, settings: Settings, key: str, is_command: bool, table: str) -> Finding:
-    """Return the finding of a key that older releases have, with the key of today."""
-    setting, dashes = settings[key], "--" if is_command else ""
+def _removed(one: FrontEnd, settings: Settings, written: str, key: str, is_command: bool, table: str) -> Finding:
+    """Return the finding of a key that older releases have, with the key of today; `written`: with those inside it."""
+    setting, dashes = settings[written], "--" if is_command else ""
     version, right = one.removed[table][key]
     is_opposite, right = right.startswith(OPPOSITE), right.removeprefix(OPPOSITE)
     named = f", which has {dashes}{right} with the opposite meaning" if is_opposite else ""
@@ -140,7 +150,7 @@ def _removed(one: FrontEnd, settings: Settings, key: str, is_command: bool, tabl
     value = str(setting.value).lower() not in ("true", "1") if is_opposite else setting.value
     fix = (_formatted(right, value, is_command),) if right and right not in settings else ()
     fix = fix or (f"without {dashes}{key}",)
-    return Finding("key.removed", "error", key, message, fix, setting.file, setting.line)
+    return Finding("key.removed", "error", written, message, fix, setting.file, setting.line)
 
 
 def _meant_name(known: KeyTable, key: str, value: Any) -> str:

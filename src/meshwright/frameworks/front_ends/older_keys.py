@@ -48,6 +48,32 @@ SWIFT: Removed = {
 }  # fmt: skip
 """ms-swift's since 3.0."""
 
+LLAMA_FACTORY: Removed = {
+    "sft_packing": ("0.6", "packing"), "lora_bf16_mode": ("0.6", "pure_bf16"), "ppo_logger": ("0.6.1", ""),
+    "cache_path": ("0.6.2", "tokenized_path"), "name_module_trainable": ("0.7.1", "freeze_trainable_modules"),
+    "num_layer_trainable": ("0.7.1", "freeze_trainable_layers"),
+    "badam_switch_block_every": ("0.7.1", "badam_switch_interval"), "dpo_beta": ("0.8", "pref_beta"),
+    "dpo_loss": ("0.8", "pref_loss"), "dpo_ftx": ("0.8", "pref_ftx"), "orpo_beta": ("0.8", "pref_beta"),
+    "vllm_dtype": ("0.8.2", "infer_dtype"), "reserved_label_len": ("0.8.3", ""), "visual_inputs": ("0.9", ""),
+    "train_mm_proj_only": ("0.9.2", "freeze_language_model"), "image_resolution": ("0.9.2", "image_max_pixels"),
+    "video_resolution": ("0.9.2", "video_max_pixels"), "image_dir": ("0.9.2", "media_dir"),
+    "new_special_tokens": ("0.9.3", "add_special_tokens"),
+    **dict.fromkeys(("ray_run_name", "ray_storage_path", "ray_storage_filesystem", "placement_strategy",
+        "resources_per_worker", "cpu_infer", "chunk_size", "kt_optimize_rule", "kt_use_cuda_graph", "kt_maxlen",
+        "kt_mode", "kt_force_think"), ("0.9.5", "")),
+}  # fmt: skip
+"""LLaMA-Factory's since 0.5."""
+
+AXOLOTL: Removed = {
+    "eval_table_max_new_tokens": ("0.5", "eval_max_new_tokens"), "train_on_split": ("0.8.1", ""),
+    "flash_attn_fuse_qkv": ("0.12", ""), "relora_steps": ("0.12", "jagged_restart_steps"),
+    "relora_anneal_steps": ("0.12", "jagged_restart_anneal_steps"),
+    "relora_warmup_steps": ("0.12", "jagged_restart_warmup_steps"),
+    **dict.fromkeys(("unsloth_cross_entropy_loss", "unsloth_rms_norm", "unsloth_rope", "unsloth_lora_o",
+        "unsloth_lora_qkv", "unsloth_lora_mlp"), ("0.17", "")),
+}  # fmt: skip
+"""Axolotl's since 0.4."""
+
 _OF_CONFIG_JSON = (
     "padded_vocab_size", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
     "group_query_attention", "num_query_groups", "max_position_embeddings", "position_embedding_type",

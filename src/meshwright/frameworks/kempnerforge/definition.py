@@ -8,10 +8,10 @@ from meshwright.frameworks.kempnerforge.parse import PURE_BF16, complete, detect
 from meshwright.frameworks.kempnerforge.rules import RULES
 
 EXTRA_KEYS = (
-    "vision_encoder.", "adapter.", "vlm.", "video.", "data.datasets", "data.phases", "data.anneal_weights",
-    "metrics.wandb_", "data.hf_", "eval.hf_", "checkpoint.dyn_ckpt_window",
+    "vlm.freeze", "vlm.module_patterns", "vlm.moma_experts_per_modality", "data.datasets", "data.phases",
+    "data.anneal_weights", "checkpoint.dyn_ckpt_window",
 )  # fmt: skip
-"""Key prefixes outside the key map: lists, and parts without a counterpart here."""
+"""Key prefixes outside the key map: tables and lists of tables."""
 
 
 FRAMEWORK = Framework(

@@ -46,6 +46,7 @@ MULTI_VALUE = frozenset((
 FIRST_VALUE_ONLY = ("moe_aux_loss_coeff",)
 """Multi-value flags of which only the first value is used."""
 PLACEHOLDER = re.compile(r"<[A-Za-z]")
+CAPITALS = re.compile(r"[A-Z]{2,}( [A-Z]+)*")
 OPTION = re.compile(r"-[-A-Za-z_]")
 
 
@@ -116,7 +117,7 @@ def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | No
 
 
 def with_placeholders(args: Sequence[SourcedValue]) -> list[SourcedValue]:
-    """Return the arguments with each <PATH TO DATA> that is to be filled in as one unresolved value."""
+    """Return the arguments with each <PATH TO DATA> or PATH TO DATA, to be filled in, as one unresolved value."""
     found: list[SourcedValue] = []
     open_one = False
     for arg in args:
@@ -128,6 +129,10 @@ def with_placeholders(args: Sequence[SourcedValue]) -> list[SourcedValue]:
         elif PLACEHOLDER.match(text) and any(">" in str(one.value) for one in args):
             found.append(msgspec.structs.replace(arg, unresolved="a placeholder to fill in"))
             open_one = ">" not in text
+        elif found and text.isalpha() and text.isupper() and CAPITALS.fullmatch(str(found[-1].value)):
+            before = found.pop()  # PATH TO THE DATA in a variable without quotes
+            joined = f"{before.value} {text}"
+            found.append(msgspec.structs.replace(before, value=joined, unresolved="a placeholder to fill in"))
         else:
             found.append(arg)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from meshwright.frameworks.framework import Problem, RuleContext
@@ -12,6 +13,8 @@ from meshwright.recipes.key_maps.megatron_lm_composite_keys import DATA_LISTS
 
 ASSERTED = "AssertionError in argument validation"
 """What a user sees of a constraint that the argument parser asserts."""
+FROM_ELSEWHERE = ("use_checkpoint_args", "retro_project_dir")
+"""Flags with which required arguments come from a checkpoint or a Retro project."""
 REQUIRED = {
     "micro_batch_size": 1,
     "num_layers": None,
@@ -25,7 +28,7 @@ REQUIRED = {
 def missing(ctx: RuleContext) -> Iterator[Problem]:
     if (
         has_unread_args(ctx)
-        or ctx.is_set("use_checkpoint_args")
+        or any(map(ctx.is_set, FROM_ELSEWHERE))
         or not (ctx.is_set("num_layers") or ctx.is_set("hidden_size"))
     ):
         return
@@ -79,7 +82,7 @@ def state_not_loaded(ctx: RuleContext) -> Problem | None:
 
 def no_length(ctx: RuleContext) -> Problem | None:
     has_length = any(
-        map(ctx.is_set, ("train_iters", "train_samples", "skip_train", "perform_rl_step", "use_checkpoint_args"))
+        map(ctx.is_set, ("train_iters", "train_samples", "skip_train", "perform_rl_step", "epochs", *FROM_ELSEWHERE))
     )
     if (
         has_length
@@ -309,6 +312,19 @@ def head_dim(ctx: RuleContext) -> Problem | None:
         f"--hidden-size {hidden} is not divisible by --num-attention-heads {heads}",
         (format_flag("kv_channels", max(8, round(hidden / heads / 8) * 8)),),
         key="num_attention_heads",
+    )
+
+
+def uneven_query_groups(ctx: RuleContext) -> Problem | None:
+    heads, groups = get_int(ctx, "num_attention_heads"), get_int(ctx, "num_query_groups")
+    if not heads or not groups or not ctx.is_set("group_query_attention") or ctx.is_set("multi_latent_attention"):
+        return None
+    if heads % groups == 0:
+        return None
+    return Problem(
+        f"--num-attention-heads {heads} is not a multiple of --num-query-groups {groups}",
+        (format_flag("num_query_groups", math.gcd(heads, groups)),),
+        key="num_query_groups",
     )
 
 

@@ -165,6 +165,13 @@ RULES = (
         "without --kv-channels the head dimension is hidden size / heads",
     ),
     _rule(
+        "query-groups",
+        "num_query_groups num_attention_heads",
+        required_args.uneven_query_groups,
+        "attention.py splits the output of linear_qkv into equal groups of heads: the view fails",
+        "each group of query heads shares one key/value head",
+    ),
+    _rule(
         "query-groups-ignored",
         "num_query_groups",
         required_args.query_groups_ignored,

@@ -105,6 +105,9 @@ RAY = OptionSpec(
         "headers verify"
     )
 )
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+SUBMITTED = "--"  # in Unwrapped.options: a Python program submits the command
+BEFORE = ("--", "&&", ";")  # words before a command, in the arguments of a program that submits it
 PLAIN = Wrapper()
 WRAPPERS: dict[str, Wrapper] = {
     "env": Wrapper(OptionSpec(_values("unset chdir split-string"), short={"u": "unset", "C": "chdir"})),
@@ -212,9 +215,23 @@ def unwrap(words: Sequence[SourcedValue]) -> Unwrapped:
         wrapper = WRAPPERS.get(name)
         inner = _inner_command(words, at, name, wrapper, env, options) if wrapper else None
         if inner is None:
-            break
+            inner = _submitted(words, at, name)
+            if inner is None:
+                break
+            options[SUBMITTED] = {}
         at = inner
     return Unwrapped(at, env, options)
+
+
+def _submitted(words: Sequence[SourcedValue], at: int, name: str) -> int | None:
+    """Return where the launcher begins that a Python program is given to submit, after --; None if there is none."""
+    texts = [str(word.value) for word in words]
+    if not name.startswith("python") or not any(one.endswith(".py") for one in texts[at + 1 : at + 3]):
+        return None
+    if "--" not in texts[at:]:
+        return None
+    starts = range(texts.index("--", at) + 1, len(texts))
+    return next((one for one in starts if texts[one] in LAUNCHERS and texts[one - 1] in BEFORE), None)
 
 
 def _assignments(words: Sequence[SourcedValue], at: int, env: dict[str, SourcedValue]) -> int:

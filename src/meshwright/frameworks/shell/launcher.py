@@ -10,6 +10,7 @@ import msgspec
 from meshwright.frameworks import accelerate_options
 from meshwright.frameworks.shell import sbatch
 from meshwright.frameworks.shell.launch_prefixes import (
+    SUBMITTED,
     OptionSpec,
     command_name,
     is_option,
@@ -125,6 +126,10 @@ def _find_launch(command: Command, script: Script) -> LaunchCommand | None:
     srun, launcher, options = prefix.options.get("srun"), program.launcher, program.options
     if srun is not None and launcher in ("python", ""):
         launcher, options = "srun", srun
+    if SUBMITTED in prefix.options and launcher == "accelerate" and "main-process-ip" not in options:
+        reason = "the program that submits the job sets it"
+        host = msgspec.structs.replace(program.program, value="$MAIN_PROCESS_IP", unresolved=reason)
+        options = {**options, "main-process-ip": host}
     job = _job_options(script.sbatch, _with_value(srun or {}))
     nodes = _first_known(NODES[launcher](options) if launcher in NODES else None, sbatch.node_count(job))
     return LaunchCommand(

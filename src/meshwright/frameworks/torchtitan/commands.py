@@ -21,6 +21,7 @@ from meshwright.rules.rule import Finding
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
+TRAIN_MODULE = re.compile(r"torchtitan\.([\w.]+\.)?train")  # of all models, or of one, such as flux
 SCRIPT = re.compile(r"run_train\w*\.sh")
 SETTING_FLAG = re.compile(r"--(job|model|training|parallelism|optimizer|lr_scheduler|checkpoint|compile|metrics)[.]")
 RECOMPUTE = re.compile(r"activation[-_]checkpoint:([\w-]+)")
@@ -59,7 +60,7 @@ def runs(content: Content) -> Iterator[Run]:
 def _starts(launch: LaunchCommand) -> bool:
     name = str(launch.program.value)
     if launch.is_module:
-        return name == "torchtitan.train"
+        return bool(TRAIN_MODULE.fullmatch(name))
     has_setting = any(
         SETTING_FLAG.match(str(arg.value).replace("-", "_").replace("__", "--", 1)) for arg in launch.args
     )

@@ -11,7 +11,13 @@ from meshwright.errors import InputError, unknown
 from meshwright.recipes.case import model_of
 from meshwright.recipes.key_maps.key import MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout, parse_pipeline_layout
-from meshwright.recipes.key_maps.shared_composite_keys import as_bool, dispatcher_keys, is_null, recompute_keys
+from meshwright.recipes.key_maps.shared_composite_keys import (
+    as_bool,
+    as_count,
+    dispatcher_keys,
+    is_null,
+    recompute_keys,
+)
 from meshwright.recipes.types import Recipe
 
 KeyValues = Mapping[str, Any]
@@ -445,6 +451,8 @@ def read_eval(raw: RawValues, recipe: Recipe) -> MappedFields:
     """Zero eval iterations disable evaluation."""
     every, steps = _text(raw, "eval_interval"), raw.get("eval_iters", "")
     if "eval_iters" in raw and (is_null(steps) or steps.strip() == "0" or steps.strip().startswith("-")):
+        if every and not is_null(every) and not every.strip().startswith("-"):
+            as_count("eval_interval", every)  # the parser reads it all the same
         return MappedFields({"train.eval_every": "0", "train.eval_steps": "0"})
     fields = {"train.eval_steps": steps} if steps else {}
     return MappedFields({**fields, "train.eval_every": every or "0"} if "eval_interval" in raw else fields)
