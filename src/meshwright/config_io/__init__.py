@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 from meshwright.config_io.edit import edit
@@ -35,7 +36,7 @@ def parse_leaves(text: str, format: str, where: str, repeated: list[RepeatedKey]
     if format == "yaml" and repeated is not None:
         from meshwright.config_io.yaml_nodes import parse_yaml
 
-        return flatten(_parse(text, format, where, lambda *given: parse_yaml(*given, repeated)), where)
+        return flatten(_parse(text, format, where, partial(parse_yaml, repeated=repeated)), where)
     return flatten(_parse(text, format, where), where)
 
 
