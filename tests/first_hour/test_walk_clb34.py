@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright.doctor.formats.megatron import _argument
+from meshwright.frameworks.model_match import tokenizer_vocabulary
 
 CLUSTER = """name = "lab"
 gpu = "H200"
@@ -135,3 +137,33 @@ def test_fsdp_does_not_keep_the_one_connection_of_a_file(lab: Path, meshwright: 
     answer = meshwright("export", "fixed.sbatch", "--to", "megatron-lm", "--gpus", "lab.toml", *changes, "--json").json
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in answer["env"]
     assert not [one for one in answer["findings"] if one["rule"] == "megatron-lm.max-connections"]
+
+
+@pytest.mark.parametrize("verb", ["recommend", "estimate", "compare", "export"])
+def test_an_assumed_vocabulary_is_said_once_and_refuses_nothing(lab: Path, meshwright: Any, verb: str) -> None:
+    to = ("--to", "megatron-lm") if verb == "export" else ()
+    text = meshwright(verb, "fixed.sbatch", "--gpus", "lab.toml", *to).out
+    assert text.count("assumed 50,304, GPT-2's with padding") == 1
+    assert "not meshwright: the vocabulary" not in text
+    assert "pads the vocabulary" not in text
+
+
+def test_a_stated_vocabulary_is_not_assumed(lab: Path, meshwright: Any) -> None:
+    answer = meshwright("estimate", "fixed.sbatch", "--gpus", "lab.toml", "vocab_size=128256").out
+    assert "33.08 B" in answer
+    assert "the vocabulary size" not in answer
+
+
+def test_the_vocabulary_is_that_of_a_tokenizer_on_this_machine(lab: Path, meshwright: Any) -> None:
+    Path("own").mkdir()
+    tokens = {f"t{number}": number for number in range(1000)}
+    added = [{"id": 1000, "content": "<s>"}, {"id": 0, "content": "t0"}]
+    Path("own/tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": added}))
+    assert tokenizer_vocabulary("own") == 1001
+    Path("here.sbatch").write_text(job(tokenizer="./own"))
+    assert "assumed" not in meshwright("check", "here.sbatch", "--gpus", "24x8xH200").out
+    pairs = {"model": {"vocab": [["a", 0.0], ["b", -1.0]]}}
+    Path("own/tokenizer.json").write_text(json.dumps(pairs))
+    assert tokenizer_vocabulary(str(lab / "own")) == 2
+    Path("own/tokenizer.json").write_text("{")
+    assert tokenizer_vocabulary("own") is None

@@ -32,6 +32,7 @@ FOLDERS = {
 }
 """Keys of the folder that a run saves to, of the one that it loads, and of the use of only its weights."""
 ASSUMED_VOCABULARY = "the vocabulary size depends on the tokenizer: assumed"  # start of a note
+DEFAULT_VOCABULARY = "--tokenizer-type is not set"  # start of a note on the vocabulary of the framework's default
 KEEP_ALL = 1_000_000  # checkpoint.keep of a framework that deletes none
 
 

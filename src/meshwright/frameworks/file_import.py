@@ -16,6 +16,7 @@ from meshwright.clusters import Assumption, Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.catalogue_shape import catalogue_reference
 from meshwright.frameworks.check_file import Count, check
+from meshwright.frameworks.common import ASSUMED_VOCABULARY, DEFAULT_VOCABULARY
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model, find_model
@@ -32,6 +33,7 @@ from meshwright.recipes.replacements import warmup_steps
 from meshwright.recipes.types import Architecture, Goal, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
 
+VOCABULARY = "architecture.vocab"
 UNNAMED = "config"  # the recipe name of a file that sets none
 MEGATRON_FACTOR = 8.0  # of --use-rope-scaling by default
 _NAME = re.compile(r"[\w.-]+")
@@ -111,6 +113,7 @@ def import_file(
         settings=settings,
         assumed=(
             *assumed,
+            *_assumed_vocabulary(settings, given),
             *_assumed_fields(settings, named),
             *_assumed_length(content.path, settings, named, overrides),
             *_assumed_goal(settings, goal),
@@ -248,6 +251,15 @@ def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Clu
     other = request.text("TYPE")
     text = f"{path} starts {count} GPUs of a type it does not name: {on} is assumed; write --gpus {other} for another"
     return on, (Assumption("gpu", gpu, text),)
+
+
+def _assumed_vocabulary(settings: ImportedRecipe, given: str | None) -> Iterator[Assumption]:
+    """Yield the vocabulary that was taken for a tokenizer whose size is unknown here; a given model has its own."""
+    if given is not None or VOCABULARY in settings.typed or settings.model is None:
+        return
+    for note in settings.parsed.notes:
+        if note.startswith((ASSUMED_VOCABULARY, DEFAULT_VOCABULARY)):
+            yield Assumption(VOCABULARY, str(settings.model.vocab), note)
 
 
 def _assumed_fields(settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:

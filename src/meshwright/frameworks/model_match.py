@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, hub
 from meshwright.errors import InputError
 from meshwright.frameworks.mapping import same_value
 from meshwright.models import (
@@ -26,6 +26,7 @@ from meshwright.models import (
 from meshwright.recipes.model_changes import NUMBERS, published_numerics
 from meshwright.recipes.types import Recipe
 
+TOKENIZER = "tokenizer.json"
 QUANTIZED = re.compile(r"-(unsloth-)?bnb-4bit$")  # hub ids of a model's weights in 4 bits
 
 
@@ -47,6 +48,35 @@ def other_weights(text: str) -> str:
     plain, model = QUANTIZED.sub("", text.strip()), find_model(text)
     named = None if model is None else reference(plain)
     return plain if model is not None and named not in (None, model.name) else ""
+
+
+def tokenizer_vocabulary(text: str) -> int | None:
+    """Return the number of tokens of a tokenizer: a model's by its name or hub id, or a folder's; None if unknown."""
+    owner = find_model(text)
+    if owner is not None:
+        return owner.vocab
+    if not text or file_access.closed():
+        return None
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        folder = hub.cached_snapshot(text, TOKENIZER) or folder if hub.is_model_id(text) else folder
+    return _tokens_in(folder / TOKENIZER) or _vocabulary_of_config(folder)
+
+
+def _tokens_in(path: Path) -> int | None:
+    """Return the number of tokens of a tokenizer.json, with those that were added."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+        listed = found["model"]["vocab"]  # ids by token; of Unigram, pairs of a token and its score
+        names = listed.keys() if isinstance(listed, dict) else [one[0] for one in listed]
+        return len({*names, *(one["content"] for one in found.get("added_tokens", ()))}) or None
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _vocabulary_of_config(folder: Path) -> int | None:
+    found = find_local_model(str(folder))[0] if folder.is_dir() else None
+    return None if found is None else found.vocab or None
 
 
 def find_local_model(text: str) -> tuple[ModelSpec | None, str]:

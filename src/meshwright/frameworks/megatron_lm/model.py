@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.common import ASSUMED_VOCABULARY
+from meshwright.frameworks.common import ASSUMED_VOCABULARY, DEFAULT_VOCABULARY
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, UNREAD_ARGS
-from meshwright.frameworks.model_match import find_model, same_shape
+from meshwright.frameworks.model_match import find_model, same_shape, tokenizer_vocabulary
 from meshwright.frameworks.types import Settings
 from meshwright.models import (
     MLA,
@@ -37,6 +37,9 @@ OTHER_MODELS = (
 )  # fmt: skip
 """Flags for models that are not supported here."""
 GPT2_VOCABULARY = 50257
+PADDED_GPT2 = 50304
+"""GPT-2's vocabulary as Megatron-LM pads it: no degree of tensor parallelism is refused for a size that is assumed."""
+ANOTHER_VOCABULARY = "; write architecture.vocab=N, or --model with its config.json, for another"
 VOCABULARIES = {DEFAULT_TOKENIZER: GPT2_VOCABULARY, "Llama2Tokenizer": 32000}
 HYBRID = {"M": "mamba", "*": "attention", "-": "mlp", "E": "experts"}
 
@@ -305,16 +308,16 @@ def _with_vocabulary(spec: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[st
     tokenizer_type = flags.text(
         "tokenizer_type", "" if tokenizer is not None else DEFAULT_TOKENIZER
     )  # the default of pretrain_gpt.py
-    owner = find_model(str(tokenizer.value)) if tokenizer is not None and not tokenizer.unresolved else None
-    vocab = size or VOCABULARIES.get(tokenizer_type) or (owner.vocab if owner else None)
+    named = str(tokenizer.value) if tokenizer is not None and not tokenizer.unresolved else ""
+    vocab = size or VOCABULARIES.get(tokenizer_type) or tokenizer_vocabulary(named)
     if vocab:
         spec = msgspec.structs.replace(spec, vocab=vocab)
         return _match_catalog(spec, [vocab]), () if size else _default_tokenizer(flags)
     found = _match_catalog(spec, None)
     if found.vocab:
-        return found, (f"{ASSUMED_VOCABULARY} {found.vocab}, as in {found.name}",)
-    spec = msgspec.structs.replace(spec, vocab=GPT2_VOCABULARY)
-    return spec, (f"{ASSUMED_VOCABULARY} GPT-2's {GPT2_VOCABULARY} (set --vocab-size)",)
+        return found, (f"{ASSUMED_VOCABULARY} {found.vocab:,}, as in {found.name}{ANOTHER_VOCABULARY}",)
+    spec = msgspec.structs.replace(spec, vocab=PADDED_GPT2)
+    return spec, (f"{ASSUMED_VOCABULARY} {PADDED_GPT2:,}, GPT-2's with padding{ANOTHER_VOCABULARY}",)
 
 
 def _default_tokenizer(flags: Flags) -> tuple[str, ...]:
@@ -322,7 +325,7 @@ def _default_tokenizer(flags: Flags) -> tuple[str, ...]:
     if any(map(flags.on, ("tokenizer_type", "tokenizer_model", UNREAD_ARGS, *FROM_CHECKPOINT))):
         return ()
     return (
-        f"--tokenizer-type is not set: Megatron-LM then uses {DEFAULT_TOKENIZER}, whose vocabulary of "
+        f"{DEFAULT_VOCABULARY}: Megatron-LM then uses {DEFAULT_TOKENIZER}, whose vocabulary of "
         f"{GPT2_VOCABULARY} is assumed (set --tokenizer-type with --tokenizer-model or --vocab-size)",
     )
 
