@@ -167,3 +167,27 @@ def test_the_vocabulary_is_that_of_a_tokenizer_on_this_machine(lab: Path, meshwr
     assert tokenizer_vocabulary(str(lab / "own")) == 2
     Path("own/tokenizer.json").write_text("{")
     assert tokenizer_vocabulary("own") is None
+
+
+def test_a_saved_recipe_says_what_it_lacks_and_never_states_the_assumed_vocabulary(lab: Path, meshwright: Any) -> None:
+    saved = meshwright(
+        "recommend", "fixed.sbatch", "--gpus", "lab.toml", "--engine", "megatron", "--save", "sized.toml"
+    )
+    lost = (
+        "--manual-gc, --distributed-timeout-minutes 30, --ckpt-format torch_dist, --exit-duration-in-mins 4300, "
+        "--log-throughput, --tensorboard-dir /lustre/ckpt/tb, NCCL_IB_HCA=mlx5_0,mlx5_1"
+    )
+    assert f"not in sized.toml, as a recipe has no field for them: {lost}; exporting or launching" in saved.err
+    text = Path("sized.toml").read_text()
+    assert "# not in this recipe, of fixed.sbatch: --manual-gc\n" in text
+    assert "# assumed: the vocabulary size depends on the tokenizer" in text
+    answer = meshwright("export", "sized.toml", "--to", "megatron-lm", "--out", "sizedout", "--json").json
+    script = Path("sizedout/sized.sh").read_text()
+    assert "--tokenizer-model /lustre/tokenizers/lab" in script
+    assert "vocab" not in script
+    assert "Megatron-LM takes the vocabulary from the tokenizer /lustre/tokenizers/lab" in " ".join(answer["notes"])
+
+
+def test_a_saved_recipe_of_a_model_has_no_such_comments(lab: Path, meshwright: Any) -> None:
+    meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "plain.toml")
+    assert Path("plain.toml").read_text().startswith("name = ")

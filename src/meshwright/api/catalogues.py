@@ -197,12 +197,13 @@ def verification_reports() -> dict[str, dict[str, Any]]:
     return {name: msgspec.to_builtins(report) for name, report in reports.items() if index.is_known(name)}
 
 
-def save_recipe(plan: Plan, path: str) -> None:
-    """Write the plan's recipe as a TOML file."""
+def save_recipe(plan: Plan, path: str, comments: Sequence[str] = ()) -> None:
+    """Write the plan's recipe as a TOML file, below the comments."""
     if Path(path).suffix.lower() != ".toml":
         raise InputError("must end in .toml", field="save", value=path, fix=(f"--save {Path(path).stem}.toml",))
     named = msgspec.structs.replace(plan.recipe, name=Path(path).stem, engine=plan.question.engine)
-    write_text(path, files.to_text(named, "toml"), "save")
+    text = "".join(f"# {' '.join(one.split())}\n" for one in comments)
+    write_text(path, text + files.to_text(named, "toml"), "save")
 
 
 def save_files(contents: Mapping[str, str], folder: str) -> tuple[str, ...]:

@@ -470,6 +470,10 @@ def _sizing(exported: Exported, overrides: Sequence[str]) -> tuple[str, ...]:
     named += ["--gpus", checked.cluster.argument, "--engine", engine]
     settings = override.merged(override.merged(overrides, own), _other_fixes(errors))
     words = [*named, *(one for one in settings if not (recipe_key(one) or "").startswith("layout."))]
+    read = job.imported
+    if read is not None and read.framework.name == exported.written.framework:  # a recipe loses what has no field
+        command = shlex.join(("meshwright", "recommend", *words))
+        return (f"for a layout that runs: {command}, then its Run line, which keeps the file's other settings",)
     command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
     return (f"for a layout that runs: {command}, then export sized.toml",)
 

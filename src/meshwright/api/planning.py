@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +14,7 @@ from meshwright.api.prices import price_for
 from meshwright.api.questions import job_question, model_question, named_job, question_for
 from meshwright.api.resolve import model_and_goal, typed_model
 from meshwright.api.run_length import overrides_of, plan_of_length, steps_counter, with_budget
-from meshwright.api.targets import GOAL_FIX, own_recipe, stated_goal
+from meshwright.api.targets import GOAL_FIX, not_saved, own_recipe, stated_goal
 from meshwright.api.verb_function import verb
 from meshwright.errors import InputError
 from meshwright.notes import note
@@ -44,8 +45,11 @@ def recommend(request: requests.Recommend) -> Plan:
     if request.save:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
-        save_recipe(found.repaired or found, request.save)  # what its commands run
+        lost = () if job is None else not_saved(job, question.engine)
+        save_recipe(found.repaired or found, request.save, _comments(lost, question))  # what its commands run
         _note_saved(found, request.save)
+        if lost:
+            note(f"not in {request.save}, as a recipe has no field for them: {', '.join(lost)}; {_keeps(found)}")
     return _without_figures_if_refused(with_budget(found, request))
 
 
@@ -68,6 +72,18 @@ def _note_saved(plan: Plan, path: str) -> None:
         note(f"wrote {path}: {what}, which differs from the plan above: {', '.join(changed)}")
         return
     note(f"wrote {path}: it has your settings and the errors of this answer{without}")
+
+
+def _comments(lost: Sequence[str], question: Question) -> list[str]:
+    """Return the lines above a saved recipe: what it does not have of the user's file, and what was assumed."""
+    file = " ".join(question.recipe_words[:1])
+    assumed = [f"assumed: {one.message}" for one in question.assumed if one.field.startswith("architecture.")]
+    return [*(f"not in this recipe, of {file}: {one}" for one in lost), *assumed]
+
+
+def _keeps(plan: Plan) -> str:
+    """Return how the settings of a file are kept that a recipe has no field for."""
+    return f"exporting or launching {' '.join(plan.question.recipe_words[:1])} itself keeps them"
 
 
 def _with_counted_data(plan: Plan, request: requests.Recommend, recipe: Recipe | None) -> Plan:

@@ -185,6 +185,16 @@ class Job(msgspec.Struct, frozen=True):
         self.dropped()
 
 
+def not_saved(job: Job, engine: str) -> list[str]:
+    """Return what a recipe of another framework's file does not have of it: settings without a field, and variables."""
+    read = job.imported
+    if read is None:
+        return []
+    found = frameworks.dropped_settings(read.framework, read.content, engine == job.engine)
+    settings = [read.framework.format_setting(one.key, one.value) for one in found]
+    return [*settings, *(f"{name}={value}" for name, value in frameworks.own_variables(read).items())]
+
+
 def without_folder(recipe: Recipe, imported: ImportedFile | None) -> Recipe:
     """Return a file's recipe for another framework without the file's folder of checkpoints, whose format differs."""
     return recipe if imported is None else override.change(recipe, {"checkpoint.folder": ""})[0]

@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.our_fixes import in_export as in_export
     from meshwright.frameworks.our_fixes import in_our_keys as in_our_keys
     from meshwright.frameworks.our_fixes import superseded as superseded
+    from meshwright.frameworks.patch_file import own_variables as own_variables
     from meshwright.frameworks.patch_file import patch as patch
     from meshwright.frameworks.patch_file import referenced_file as referenced_file
     from meshwright.frameworks.result import BaselineEntry as BaselineEntry
@@ -85,7 +86,7 @@ __getattr__ = LazyNames(
         "frameworks.open_length": "open_length_of_recipe",
         "frameworks.other_trainers": "OtherTrainerError",
         "frameworks.our_fixes": "in_export in_our_keys superseded",
-        "frameworks.patch_file": "patch referenced_file",
+        "frameworks.patch_file": "own_variables patch referenced_file",
         "frameworks.result": "BaselineEntry CheckResult IgnoredFinding RecipeCheckResult UnresolvedValue",
         "frameworks.types": "ExportedConfig Program SourcedValue UnmappedField",
     },

@@ -388,6 +388,16 @@ def _source(imported: ImportedFile) -> _File | None:
         return None
 
 
+def own_variables(imported: ImportedFile) -> dict[str, str]:
+    """Return the variables of a file that an export of its recipe does not set."""
+    recipe, on = imported.recipe, imported.cluster
+    try:
+        written = write(imported.framework, recipe, imported.model, on).program.env
+    except InputError:
+        written = {}
+    return {name: value for name, value in variables(imported.settings.parsed.env).items() if name not in written}
+
+
 def variables(env: Settings) -> dict[str, str]:
     """Return the variables that a script exports for its training, without those of the launcher."""
     found = {name: one for name, one in env.items() if not one.unresolved and not OF_THE_LAUNCHER.fullmatch(name)}

@@ -12,7 +12,7 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.frameworks.common import ASSUMED_VOCABULARY, DEFAULT_VOCABULARY
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, UNREAD_ARGS
-from meshwright.frameworks.model_match import find_model, same_shape, tokenizer_vocabulary
+from meshwright.frameworks.model_match import same_shape, tokenizer_vocabulary
 from meshwright.frameworks.types import Settings
 from meshwright.models import (
     MLA,

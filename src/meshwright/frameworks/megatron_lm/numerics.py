@@ -101,7 +101,7 @@ def _has_rope(model: ModelSpec) -> bool:
     return not model.learned_positions and not model.mixers(Mamba2)
 
 
-def numeric_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
+def numeric_notes(recipe: Recipe, model: ModelSpec, with_padding: bool = True) -> Iterator[str]:
     """Yield what the file lacks and has to be added, and what Megatron-LM has no flag for."""
     found = numerics_for(recipe)
     missing = []
@@ -122,7 +122,7 @@ def numeric_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
     if found.scaling_type == "yarn" and model.mixers(MLA) and betas != YARN_BETAS:
         yield f"YaRN's beta_fast {betas[0]:g} and beta_slow {betas[1]:g} have no flags: Megatron-LM uses {YARN_BETAS}"
     tp = recipe.layout.tp
-    if model.vocab % tp:
+    if with_padding and model.vocab % tp:
         multiple = _padding(model, tp)["make_vocab_size_divisible_by"] * tp
         padded = -(-model.vocab // multiple) * multiple
         flag = f"--make-vocab-size-divisible-by {multiple // tp}"

@@ -22,6 +22,7 @@ from meshwright.frameworks.megatron_lm.numerics import ARRAY, numeric_flags, num
 from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OFFLOAD_V1, OFFLOADED_EXPERT_MODULES, OFFLOADED_MODULES
 from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
+from meshwright.frameworks.model_match import tokenizer_vocabulary
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
@@ -40,6 +41,7 @@ FSDP = ("fsdp2", "megatron_fsdp")
 MOE_OVERLAP = "overlap_moe_expert_parallel_comm"
 PRETRAINED = "pretrained_checkpoint"
 RETAIN = "save_retain_interval"
+VOCABULARY_FLAGS = ("vocab_size", "make_vocab_size_divisible_by")
 CHECKPOINT_VARIABLE = "PRETRAINED_CHECKPOINT"
 ARRAYS = {
     "use_precision_aware_optimizer": "PRECISION_ARGS",
@@ -75,6 +77,8 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         **numeric_flags(recipe, model),
         **dict(_required(recipe, model)),
     }
+    if vocabulary_of_tokenizer(recipe, model):
+        flags = {key: value for key, value in flags.items() if key not in VOCABULARY_FLAGS}
     if recipe.layout.stage_layers and model.mtp_layers and recipe.train.mtp_loss:
         flags["pipeline_model_parallel_layout"] = format_pipeline_layout(recipe.layout.stage_layers, model.mtp_layers)
     if model.moe is None:
@@ -215,6 +219,16 @@ def _required(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     yield from _tokenizer(recipe, model)
 
 
+def vocabulary_of_tokenizer(recipe: Recipe, model: ModelSpec) -> str:
+    """Return the tokenizer that alone knows the vocabulary of a model in sizes of its own; empty if the recipe does.
+
+    Megatron-LM takes the vocabulary from the tokenizer. The recipe's may be assumed, and must not be written as a fact.
+    """
+    named = recipe.data.tokenizer
+    own = recipe.architecture.vocab is not None and not recipe.checkpoint.pretrained
+    return named if own and named and tokenizer_vocabulary(named) != model.vocab else ""
+
+
 def _byte_pair_files(folder: str) -> tuple[str, str] | None:
     """Return the two files of GPT-2's kind of tokenizer in a folder of this machine that has no other tokenizer."""
     path = Path(folder).expanduser()
@@ -267,7 +281,10 @@ def _environment(recipe: Recipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
-    yield from numeric_notes(recipe, model)
+    named = vocabulary_of_tokenizer(recipe, model)
+    yield from numeric_notes(recipe, model, with_padding=not named)
+    if named:
+        yield f"Megatron-LM takes the vocabulary from the tokenizer {named}; {model.vocab:,} is for the estimate only"
     given = recipe.checkpoint.pretrained
     if needs_converted(recipe):
         source = given or model.hf_id or "the weights"
