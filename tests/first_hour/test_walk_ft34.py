@@ -200,3 +200,12 @@ def test_bits_that_a_quantization_method_does_not_have(method: str, bits: int, r
     Path("lf.yaml").write_text(text)
     found = [one for one in library.check("lf.yaml", gpus="1xRTX4090").findings if one.rule == "value.invalid"]
     assert [(one.line, one.fix) for one in found] == ([(10, ("quantization_bit: 4",))] if refused else [])
+
+
+def test_continued_pretraining_on_texts_names_no_other_goal() -> None:
+    Path("texts").mkdir()
+    Path("texts/one.txt").write_text("A sentence of a manual.\n" * 200)
+    found = library.recommend("llama-3.1-8b-instruct", gpus="8xH100", goal="continued-pretraining", dataset="texts")
+    assert not any("each line" in one for one in found.notes)
+    other = library.recommend("llama-3.1-8b-instruct", gpus="4090", goal="qlora", dataset="texts")
+    assert any("--goal continued-pretraining trains on it as one text" in one for one in other.notes)

@@ -134,7 +134,8 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _delimiter_notes(recipe: Recipe) -> Iterable[str]:
-    found = _rows_of(Path(recipe.data.dataset).expanduser(), recipe.data.split, lambda rows: rows.format_note)
+    path = Path(recipe.data.dataset).expanduser()
+    found = _rows_of(path, recipe.data.split, lambda rows: rows.format_for(recipe.goal))
     return (found,) if found else ()
 
 

@@ -95,14 +95,18 @@ class Rows:
 
     @property
     def format_note(self) -> str:
-        """What is unusual about how its files are read: other delimiters, lines as samples, files that are left out.
+        """What is unusual about how its files are read as samples; empty if nothing is."""
+        return self.format_for("sft")
 
-        Empty if nothing is unusual.
+    def format_for(self, goal: str) -> str:
+        """Return what is unusual about how a goal reads its files; empty if nothing is.
+
+        Other delimiters, lines as samples, files that are left out. Pretraining joins documents and cuts them.
         """
         texts = [path for path in self.files if path.suffix.lower() == TEXT]
         found = csv_format.other_delimiters(self.files)
         facts = [f"columns are separated by {found}"] if found else []
-        if texts:
+        if texts and goal != "pretrain":
             of_texts = "" if len(texts) == len(self.files) else f" of {plural(len(texts), '.txt file')}"
             facts.append(f"each line{of_texts} is a sample; --goal continued-pretraining trains on it as one text")
         if self.left_out:
