@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import shlex
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import meshwright as library
@@ -202,10 +204,26 @@ def test_bits_that_a_quantization_method_does_not_have(method: str, bits: int, r
     assert [(one.line, one.fix) for one in found] == ([(10, ("quantization_bit: 4",))] if refused else [])
 
 
-def test_continued_pretraining_on_texts_names_no_other_goal() -> None:
+def test_continued_pretraining_on_texts_names_no_other_goal(capsys: pytest.CaptureFixture[str]) -> None:
     Path("texts").mkdir()
     Path("texts/one.txt").write_text("A sentence of a manual.\n" * 200)
-    found = library.recommend("llama-3.1-8b-instruct", gpus="8xH100", goal="continued-pretraining", dataset="texts")
-    assert not any("each line" in one for one in found.notes)
-    other = library.recommend("llama-3.1-8b-instruct", gpus="4090", goal="qlora", dataset="texts")
-    assert any("--goal continued-pretraining trains on it as one text" in one for one in other.notes)
+    note = "texts: each line is a sample; --goal continued-pretraining trains on it as one text"
+    for goal, is_noted in (("continued-pretraining", False), ("qlora", True)):
+        with pytest.raises(SystemExit):
+            run(["recommend", "llama-3.1-8b-instruct", "--gpus", "4090", "--goal", goal, "--dataset", "texts"])
+        assert (note in " ".join(capsys.readouterr().out.split())) is is_noted
+
+
+def test_a_tiny_run_that_continues_by_its_folder_stays_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = library.recipe("llama3_8b_pretrain_config")
+    scaled = msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, seq_length=64))
+    header = {"kind": "header", "settings": msgspec.to_builtins(scaled), "tiny": True}
+    Path("run1/checkpoints").mkdir(parents=True)
+    Path("run1/metrics.jsonl").write_bytes(msgspec.json.encode(header) + b"\n")
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("meshwright.engine.train.train", lambda *args: started.append(args))
+    library.train("./run1", nproc=2, overrides=["layout.pp=2", "train.steps=6"], accept_changes=True)
+    [(_, spec, pinned)] = started
+    assert (spec.tiny, spec.out) == (True, "./run1")
+    assert (pinned["layout.pp"], pinned["train.steps"], pinned["data.seq_length"]) == (2, 6, 64)
+    assert "checkpoint.pretrained" not in pinned

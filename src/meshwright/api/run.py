@@ -35,7 +35,8 @@ from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import ENGINES, Kernels, Layout, Precision, Recipe
+from meshwright.recipes.run_folder import is_tiny_run
+from meshwright.recipes.types import ENGINES, Kernels, Layout, Precision, Recipe, field_value, recipe_fields
 from meshwright.stages import stage
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ def _run(
     from meshwright.engine.hooks import with_loss
     from meshwright.engine.run_spec import RunSpec
 
+    own: Mapping[str, Any] = {}
+    if not request.tiny and isinstance(request.recipe, str) and is_tiny_run(request.recipe):
+        own = _values_of_tiny_run(request.recipe)
+        request = msgspec.structs.replace(request, tiny=True, out=request.out or continued(request.recipe))
     planned = [] if request.tiny else [text for text in request.overrides if not text.replace(" ", "").endswith(AUTO)]
     if planned and dataset:  # how many steps an epoch has follows from it
         planned.append(f"data.dataset={dataset}")
@@ -111,7 +116,7 @@ def _run(
     changes += [f"data.dataset={dataset}"] if dataset else []
     set_first = override.requested(found, defaults)
     found = override.change(found, set_first)[0]
-    pinned = set_first | override.requested(_as_started(found, request), changes)
+    pinned = {**own, **set_first, **override.requested(_as_started(found, request), changes)}
     if on_cpu and not request.tiny:
         found = _in_fast_precision(found, request.out, pinned)
     shared: dict[str, Any] = {
@@ -142,6 +147,18 @@ def _run(
 
         check_before_start(recipe, Path(out).expanduser(), None, spec.accept_changes)
     return train.train(recipe, spec, pinned)
+
+
+def _values_of_tiny_run(folder: str) -> dict[str, Any]:
+    """Return the settings of a --tiny run, which were scaled down when it started; its weights are random again.
+
+    A run from the user's own weights keeps their name.
+    """
+    recipe = recipe_from(folder)
+    found = {key: field_value(recipe, key) for key in recipe_fields() if field_value(recipe, key) is not None}
+    if not Path(recipe.checkpoint.pretrained).expanduser().is_dir() or not recipe.checkpoint.pretrained:
+        found.pop("checkpoint.pretrained", None)
+    return found
 
 
 def _in_fast_precision(recipe: Recipe, out: str | None, pinned: Mapping[str, Any]) -> Recipe:

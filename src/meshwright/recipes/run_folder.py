@@ -14,6 +14,7 @@ from meshwright.models.trained_folder import METRICS
 from meshwright.recipes.types import Recipe
 
 HEADER = '{"kind":"header"'
+CHECKPOINTS = "checkpoints"
 TEMPLATE = "chat_template.jinja"  # that the run keeps a copy of
 
 
@@ -42,14 +43,28 @@ def recipe_of_run(name: str | Path) -> Recipe:
     )
 
 
+def is_tiny_run(name: str | Path) -> bool:
+    """Return whether a folder is that of a --tiny run, whose model is smaller than its recipe's.
+
+    The header of a benchmark has the same mark, but a benchmark saves no checkpoints.
+    """
+    folder = Path(name).expanduser()
+    return is_run_folder(name) and (folder / CHECKPOINTS).is_dir() and (_header(folder) or {}).get("tiny") is True
+
+
 def _settings(folder: Path) -> dict[str, Any] | None:
-    """Return the settings in the last header: a resumed run writes another one."""
+    found = (_header(folder) or {}).get("settings")
+    return found if isinstance(found, dict) else None
+
+
+def _header(folder: Path) -> dict[str, Any] | None:
+    """Return the last header of a run: a resumed run writes another one."""
     found = None
     try:
         with (folder / METRICS).open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.startswith(HEADER):
-                    found = json_text.loads(line).get("settings")
+                    found = json_text.loads(line)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
