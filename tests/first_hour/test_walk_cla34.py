@@ -190,3 +190,29 @@ def test_a_patched_script_is_not_said_to_pad_the_vocabulary_as_an_exported_recip
     script(here / "job.sbatch").write_text(script(here / "job.sbatch").read_text("utf-8").replace("128256", "50257"))
     words = ("export", "job.sbatch", "--to", "megatron-lm", "--gpus", "4x8xH200", "--out", "written", "layout.tp=4")
     assert "pads the vocabulary" not in printed(*words)
+
+
+SIGNAL = "#SBATCH --signal=B:USR1@300"
+
+
+@pytest.mark.parametrize(
+    ("more", "flags", "found"),
+    [
+        (SIGNAL, "--exit-signal-handler", "has no trap for USR1"),
+        (SIGNAL, "--log-interval 10", "has no trap for USR1"),
+        (SIGNAL.replace("USR1", "10"), "--exit-signal-handler", "has no trap for USR1"),
+        (SIGNAL.replace("B:", ""), "--exit-signal-handler", "saves on SIGTERM only"),
+        (SIGNAL.replace("B:USR1", "TERM"), "--exit-signal-handler", ""),
+        (SIGNAL.replace("B:", ""), "--log-interval 10", ""),
+        (f"{SIGNAL}\ntrap 'scancel --signal=TERM $SLURM_JOB_ID' SIGUSR1", "--exit-signal-handler", ""),
+        (f"{SIGNAL}\nsource env.sh", "--exit-signal-handler", ""),
+    ],
+)
+def test_check_reports_a_signal_that_saves_nothing(here: Path, more: str, flags: str, found: str) -> None:
+    script(here / "job.sbatch", more=more, flags=flags)
+    answer = json.loads(printed("check", "job.sbatch", "--gpus", "4x8xH200", "--json"))
+    messages = [one for one in answer["findings"] if one["rule"] == "launch.signal"]
+    assert bool(messages) == bool(found)
+    assert all(found in one["message"] and one["line"] == 5 for one in messages)
+    if found and "handler" in flags:
+        assert messages[0]["fix"] == ["#SBATCH --signal=TERM@300"]

@@ -51,7 +51,12 @@ RULES = (
                "a variable of a debugging session stays in force"),
     LaunchRule("launch.literal-quotes", "error", "the program rejects a value, or opens a file whose name has quotes",
                "the shell removes the quotes of a command, not those inside a string that a variable holds"),
+    LaunchRule("launch.signal", "warning", "the job ends at its time limit without a checkpoint of the last steps",
+               "the signal before the time limit reaches nothing that saves"),
 )  # fmt: skip
+SIGNAL = re.compile(r"(?:(?P<shell>R?BR?):|R:)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<seconds>\d+))?")
+SIGNAL_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
+SAVES_ON = "TERM"  # the signal that --exit-signal-handler of Megatron-LM handles
 QUOTES_IGNORED = ("--split",)
 """Flags of which Megatron-LM reads the numbers, whatever is around them."""
 SEVERITY = {one.id: one.severity for one in RULES}
@@ -59,7 +64,7 @@ SEVERITY = {one.id: one.severity for one in RULES}
 
 def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
     """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
-    quoted = list(_literal_quotes(content))
+    quoted = [*_literal_quotes(content), *_signal(content, parsed)]
     any_launch = imported_launch(content, parsed)
     given_on = cluster if gpus is not None else None
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))
@@ -415,6 +420,35 @@ VARIABLES = (
     Variable("CUDA_LAUNCH_BLOCKING", "makes every kernel launch wait, to find the one that fails", "1", _on,
              "every kernel waits for the one before: nothing overlaps", False),
 )  # fmt: skip
+
+
+def _signal(content: Content, parsed: ParsedConfig) -> Iterator[Finding]:
+    """Yield a signal of the SLURM job that ends the batch shell or the ranks in place of saving a checkpoint."""
+    option = None if content.script is None else content.script.sbatch.get("signal")
+    found = None if option is None or option.unresolved else SIGNAL.fullmatch(str(option.value).upper())
+    if option is None or found is None:
+        return
+    name = SIGNAL_NUMBERS.get(found["name"], found["name"])
+    ahead = f"{found['seconds'] or 60} s before the time limit"
+    handler = parsed.settings.get("exit_signal_handler")
+    fix = (f"#SBATCH --signal={SAVES_ON}@{found['seconds'] or 60}",) if handler is not None else ()
+    if found["shell"] and not _traps(content.text, name):
+        text = (
+            f"--signal={option.value} ends the batch shell {ahead}, because it has no trap for {name}: "
+            "SLURM then kills the ranks after its KillWait, 30 s by default"
+        )
+        yield _finding("launch.signal", "signal", option, text, *fix)
+    elif not found["shell"] and handler is not None and "exit_signal" not in parsed.settings and name != SAVES_ON:
+        text = f"--signal={option.value} ends the ranks {ahead}: --exit-signal-handler saves on SIG{SAVES_ON} only"
+        yield _finding("launch.signal", "signal", option, text, *fix)
+
+
+def _traps(text: str, name: str) -> bool:
+    """Return whether a script may handle a signal: by a trap, in a file it sources, or as the program it becomes."""
+    numbers = [number for number, one in SIGNAL_NUMBERS.items() if one == name]
+    names = "|".join((f"(?:SIG)?{name}", *numbers))
+    trap = rf"^[^#\n]*\btrap\b[^\n]*(?<![\w$])(?:{names})\b"
+    return bool(re.search(rf"{trap}|^\s*(?:source|\.|exec)\s", text, re.MULTILINE | re.IGNORECASE))
 
 
 def _environment(launch: LaunchCommand, given: Cluster | None) -> Iterator[Finding]:
