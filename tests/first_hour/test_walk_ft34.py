@@ -12,6 +12,7 @@ import pytest
 
 import meshwright as library
 from meshwright.cli.run import run
+from meshwright.errors import InputError
 from meshwright.frameworks.program_values import ProgramValues
 from meshwright.frameworks.types import SourcedValue
 
@@ -227,3 +228,10 @@ def test_a_tiny_run_that_continues_by_its_folder_stays_tiny(monkeypatch: pytest.
     assert (spec.tiny, spec.out) == (True, "./run1")
     assert (pinned["layout.pp"], pinned["train.steps"], pinned["data.seq_length"]) == (2, 6, 64)
     assert "checkpoint.pretrained" not in pinned
+
+
+def test_the_fix_of_a_mistyped_target_keeps_the_others() -> None:
+    Path("lf.yaml").write_text(f"{FACTORY}lora_target: q_proj,v_projj\n")
+    with pytest.raises(InputError) as found:
+        library.check("lf.yaml", gpus="1xRTX4090")
+    assert found.value.fix[0] == "peft.targets=q_proj,v_proj"

@@ -66,8 +66,13 @@ def require_targets(targets: tuple[str, ...]) -> None:
                 "or a regular expression for module paths",
                 field=FIELD,
                 value=target,
-                fix=tuple(f"{FIELD}={name}" for name in near),
+                fix=tuple(_replaced(targets, target, name) for name in near),
             )
+
+
+def _replaced(targets: tuple[str, ...], target: str, name: str) -> str:
+    """Return the override with another name for one target; the others stay."""
+    return f"{FIELD}={','.join(dict.fromkeys(name if one == target else one for one in targets))}"
 
 
 def is_target(path: str, targets: tuple[str, ...]) -> bool:
