@@ -178,7 +178,8 @@ def _selective_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Co
         if module == "core_attn":
             total = total + time.core * isinstance(layer.mixer, Attention | MLA)
         elif module == "moe" and isinstance(layer.ffn, MoE):
-            total = total + 0.6 * time.matmul + 0.5 * time.glue
+            again = time.experts / training_factor(case) + 0.5 * time.glue
+            total = total + speed.engine.moe_recompute * again
         elif module == "mlp" and not isinstance(layer.ffn, MoE):
             total = total + 0.6 * time.matmul + 0.3 * time.glue
         elif module == "mla_up_proj" and isinstance(layer.mixer, MLA):
