@@ -69,6 +69,9 @@ The action (`action.yml`) installs Meshwright and runs `check`. Its annotations 
 of the pull request:
 
 {first}
+`--gpus 8xH100` checks every file on these 8 GPUs. `--gpus H100`, a type alone, checks each file on as many as it asks
+for itself, in its settings or its launch; a file that names no number is then checked on one GPU.
+
 ## Exit codes
 
 0: no finding of the severity that fails; 1: there is one; 2: a file could not be read, or an option is wrong.
@@ -119,10 +122,7 @@ the files are kept (`benchmarks/data/corpora`), and tests check them again. The 
 these files, so the table shows that nothing regressed, not what to expect on files that were never seen.
 
 {figures}
-Defects put into kept files, by kind; a defect is caught if `check` reports an error or refuses the file:
-
-{defects}
-Ledger: errors that are right, on files of the corpora.
+{defects}Ledger: errors that are right, on files of the corpora.
 
 {ledger}
 ## pre-commit
@@ -182,13 +182,14 @@ def figures() -> str:
 
 
 def defects() -> str:
-    """Return the table of injected defects."""
+    """Return the table of injected defects; empty if none were injected."""
     rows = [
         [one["title"], kind, str(found["injected"]), str(found["caught"])]
         for one in _results().values()
         for kind, found in one["defects"].items()
     ]
-    return table(["corpus", "defect", "injected", "caught"], rows)
+    text = "Defects put into kept files, by kind; a defect is caught if `check` reports an error or refuses the file:"
+    return f"{text}\n\n{table(['corpus', 'defect', 'injected', 'caught'], rows)}\n" if rows else ""
 
 
 def ledger() -> str:

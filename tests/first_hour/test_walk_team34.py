@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from meshwright.frameworks import fixed_text
 from meshwright.rules.search_values import nearest_split
+from meshwright.web.app import Settings, create_app
 
 
 @pytest.fixture(autouse=True)
@@ -270,3 +272,41 @@ def test_megatron_gets_the_nearest_batch_rather_than_another_layout(meshwright: 
     found = meshwright("check", "m.sh", "--gpus", "8xH100", "--json").json
     assert found["repair"]["overrides"] == ["--global-batch-size 64"]
     assert found["repair"]["contract"] is True
+
+
+AUTO = """{"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "train_batch_size": "auto",
+"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}
+"""
+
+
+def test_auto_of_a_hugging_face_config_is_one_line(meshwright: Any) -> None:
+    Path("ds.json").write_text(AUTO)
+    lines = meshwright("check", "ds.json").out.splitlines()
+    assert len([line for line in lines if "= auto" in line]) == 1
+
+
+def test_a_head_that_the_environment_may_set_is_no_warning(meshwright: Any) -> None:
+    text = MEGATRON.format(batch=64).replace(
+        "--nproc_per_node 8 --nnodes 1", "--nproc_per_node 8 --nnodes 2 --rdzv_backend c10d --rdzv_endpoint $HEAD:6000"
+    )
+    for head, warns in (("localhost", True), ("${HEAD:-localhost}", False)):
+        Path("m.sh").write_text(text.replace("torchrun", f"HEAD={head}\ntorchrun"))
+        found = meshwright("check", "m.sh", "--gpus", "2x8xH100", "--json").json
+        assert ("launch.head" in {one["rule"] for one in found["findings"]}) is warns
+        assert any("unless the environment sets the variable" in one for one in found["notes"]) is not warns
+
+
+def test_a_refused_export_into_a_folder_prints_its_reason_first(meshwright: Any) -> None:
+    Path("am.yaml").write_text(AUTOMODEL.format(local=24))
+    found = meshwright("export", "am.yaml", "--to", "megatron-lm", "--gpus", "8xH100", "--out", "x")
+    assert found.code != 0
+    assert not Path("x").exists()
+    assert "pretrain_gpt.py" not in found.out.split("Findings")[0]
+
+
+def test_a_list_with_a_number_is_no_number_of_gpus() -> None:
+    with TestClient(create_app(Settings(workers=0)), base_url="http://127.0.0.1") as client:
+        sent = {"model": "llama3-8b", "goal": "sft"}
+        found = [client.post("/api/recommend", json={**sent, "gpus": one}).status_code for one in (["8xH100"], [1])]
+    assert found == [200, 422]

@@ -250,6 +250,7 @@ class Exported(Readable, msgspec.Struct, frozen=True):
     job: Job
     not_imported: tuple[DroppedSetting, ...] = ()
     data: Data | None = None  # as the files name them: the converted ones
+    refused: bool = False  # whether nothing was written into the folder that was named
 
     def summary(self) -> list[Row]:
         """Return the files with their text, and the fields that the framework has no key for."""
@@ -283,7 +284,7 @@ def export(request: requests.Export) -> Exported:
         notes = (*_moved(found, data, request.out), *written.notes)
         paths = save_files({**written.files, **data}, request.out)
         written = msgspec.structs.replace(written, notes=notes, paths=paths)
-    return msgspec.structs.replace(found, written=written)
+    return msgspec.structs.replace(found, written=written, refused=bool(request.out) and not found.checked.ok)
 
 
 def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[str]:

@@ -208,7 +208,7 @@ class Arguments:
         if isinstance(value, list) and value and all(isinstance(one, str | int) for one in value):
             if field.input.listed:
                 return ",".join(str(one) for one in value)
-            value = value[0] if len(value) == 1 else value
+            value = value[0] if len(value) == 1 and isinstance(value[0], str) else value
         if isinstance(value, str):
             return self._from_string(field, value.strip() if not field.input.any_text else value)
         if isinstance(value, float) and float not in field.types and int in field.types and value == value // 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ from meshwright.cli.layout import (
     repair_lines,
     titled,
 )
+
+MANY = 4  # keys with the same open value from which they are one line
 
 
 def check(answer: Answer, found: Any) -> None:
@@ -43,12 +46,24 @@ def check(answer: Answer, found: Any) -> None:
     titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
     titled(out, "Repair", repair_lines(answer))
     titled(out, "Options", option_lines(answer))
-    unresolved = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
-    if unresolved:
-        titled(out, "Unknown", [escape(line) for line in unresolved])
+    titled(out, "Unknown", [escape(line) for line in _unresolved_lines(answer["unresolved"])])
     titled(out, "Ignored", ignored_lines(answer))
     if answer["notes"]:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
+
+
+def _unresolved_lines(unresolved: Sequence[Answer]) -> list[str]:
+    """Return values that are known only at run time; keys of one file with the same value and reason are one line."""
+    groups: dict[tuple[str, str, str], list[Answer]] = {}
+    for one in unresolved:
+        groups.setdefault((one["file"], one["text"], one["reason"]), []).append(one)
+    lines = []
+    for (file, text, reason), same in groups.items():
+        if len(same) < MANY:
+            lines += [f"{file}:{one['line']} {one['key']} = {text}: {reason}" for one in same]
+        else:
+            lines.append(f"{file} {len(same)} keys = {text}: {reason} ({', '.join(one['key'] for one in same)})")
+    return lines
 
 
 def _model_line(answer: Answer) -> str:
@@ -74,6 +89,11 @@ def ignored_lines(answer: Answer) -> list[str]:
 def export(answer: Answer, found: Any) -> None:
     """Print another framework's files and command, and the fields it has no key for."""
     out = console()
+    if found.refused:
+        titled(out, "Findings", finding_lines(answer["findings"]))
+        titled(out, "Assumed", assumed_lines(answer["assumed"]))
+        titled(out, "Notes", [escape(note) for note in answer["notes"]])
+        return
     for name, text in {} if answer["written"] else answer["files"].items():
         out.print(f"[bold]# {escape(name)}[/]")
         click.echo(text)

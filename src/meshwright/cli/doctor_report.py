@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.cli.console import console, escape, table
 
+FEW = 3  # diagnoses without their data that are listed with what each needs
 COLORS = {"error": "red", "warning": "yellow", "advice": "cyan"}
 
 
@@ -26,8 +27,14 @@ def doctor(answer: dict[str, Any], found: Any) -> None:
         out.print(f"[green]no findings[/] from {len(answer['looked_for'])} checks")
     if not answer["steps"] and answer["not_examined"]:
         out.print(f"[dim]not checked: {len(answer['not_examined'])} diagnoses that need step lines[/]")
-    for name, lacks in answer["not_examined"].items() if answer["steps"] else ():
-        out.print(f"[dim]not checked: {name} (needs {escape(lacks)})[/]")
+    elif len(answer["not_examined"]) > FEW:
+        names = ", ".join(answer["not_examined"])
+        out.print(
+            f"[dim]not checked: {len(answer['not_examined'])} diagnoses ({names}); --json says what each needs[/]"
+        )
+    else:
+        for name, lacks in answer["not_examined"].items():
+            out.print(f"[dim]not checked: {name} (needs {escape(lacks)})[/]")
     for note in answer["notes"]:
         out.print(f"[dim]note: {escape(note)}[/]")
 

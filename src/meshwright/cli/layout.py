@@ -165,7 +165,7 @@ def _option_lines(option: Answer) -> list[str]:
     host = f", {option['host_gib']:.0f} GiB of host memory per GPU" if option["host_gib"] >= 1 else ""
     figures = f"{option['total_gib']:.1f} GiB{host} ({option['fit']}), {option['step_s']:.3g} s per step"
     return [
-        f"[{color}]{option['title']}[/] [dim]({option['kind']})[/]: {figures} ({option['slowdown']:.2g} × the step "
-        f"time with unlimited memory); {escape(option['cost'])}",
+        f"[{color}]{option['title']}[/] [dim]({option['kind']})[/]: {figures} ({option['slowdown']:.2g} × the "
+        f"fastest layout with unlimited memory); {escape(option['cost'])}",
         f"[dim]  {escape(option['command'])}[/]",
     ]

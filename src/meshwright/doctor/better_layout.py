@@ -30,7 +30,7 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
     own, scale = float(estimate.step_s), (stats.estimated_step_s or 0.0) / float(estimate.step_s)
     if found is None or not found.fits or found.step_s > own * (1 - share("better_layout")):
         return
-    if taken <= found.step_s * scale * (1 + share("worth_trying")):  # then the estimate is what is wrong
+    if taken * (1 - share("better_layout")) < found.step_s * scale:  # little to gain on what was measured
         return
     changes = _changes(case, found)
     remedy = remedies.evaluate_change(stats, remedies.Change(changes, "the best layout for this model on these GPUs"))

@@ -72,7 +72,8 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
     if launch is None:
         hidden = [] if any_launch is None else list(_hidden_gpus(content, any_launch, parsed, given_on))
         return [*hidden, *environment, *quoted]
-    found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *_head(launch)]
+    heads = [one for one in _head(launch) if not _has_default(content, one)]
+    found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *heads]
     found += [*_node_rank(content, launch), *environment, *quoted]
     given = _given(content, launch, cluster, gpus)
     reported = {one.rule for one in found}
@@ -80,10 +81,15 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
 
 
 def launch_notes(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[str]:
-    """Return how many of the given GPUs the script uses, if it starts fewer processes: it may be meant for others."""
+    """Return how many of the given GPUs the script uses, if it starts fewer processes: it may be meant for others.
+
+    Also a rendezvous at localhost that is only the default of a variable.
+    """
     launch = _checked_launch(content, parsed)
     found = [] if launch is None else _given(content, launch, cluster, gpus)
-    return [
+    heads = [] if launch is None else [one for one in _head(launch) if _has_default(content, one)]
+    unset = [f"{one.file}:{one.line} {one.message}, unless the environment sets the variable" for one in heads]
+    return unset + [
         f"{one.file}:{one.line} {one.message}: to use all of them, {' '.join(one.fix)}"
         for one in found
         if one.severity != "error" and one.fix
