@@ -9,21 +9,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright import rules
+from meshwright import costs, rules
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
+from meshwright.planner.faster_step import FAST_FIELDS, fast_values
 from meshwright.planner.levers import better_than, faster_with_offload, lever_batches
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import plan_with, planned, recommend
 from meshwright.planner.search import (
     HEADROOM_LIMIT,
+    SEARCHED_NAMES,
     Candidate,
     ScoredBatch,
     choose,
+    has_headroom,
     own_layout,
     preferred,
     score,
     surer,
+    with_value,
 )
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
@@ -79,11 +83,12 @@ def rank_layouts(
     batches += _with_levers(baseline, batches)
     first = planned(baseline, overrides) if batches else None
     ranked = [*batches, *own_layout(baseline.case)]  # the recipe's own may have values that no space has
-    plans = () if first is None else _plans(baseline, first, ranked, top)
+    final = ranked if first is None else _with_loss_of(first, baseline, ranked)
+    plans = () if first is None else _plans(baseline, first, final, top)
     blocked = None if batches else recommend(question, overrides, recipe)  # it refuses what no layout can have
     return Ranking(
         plans=plans,
-        pareto=pareto(ranked),
+        pareto=_frontier(baseline, plans, final),
         dropped=(
             *_pinned_errors(blocked),
             *_rejected_by_rules(baseline.case, baseline.pinned),
@@ -92,7 +97,7 @@ def rank_layouts(
         ),
         searched=sum(len(b) for b in batches),
         blocked=blocked,
-        fitting=_fitting(ranked) if everything else (),
+        fitting=_fitting(final) if everything else (),
     )
 
 
@@ -150,6 +155,36 @@ def _fastest(batches: list[ScoredBatch], top: int) -> list[Candidate]:
     return sorted(distinct.values(), key=lambda c: c.step_s)[:top]
 
 
+def _with_loss_of(plan: Plan, baseline: Baseline, batches: list[ScoredBatch]) -> list[ScoredBatch]:
+    """Return the layouts with a plan's loss, which is chosen after the search, where it is better."""
+    if not baseline.fast:
+        return batches
+    return [one for batch in batches for one in with_value(batch, "loss", plan.case.loss)]
+
+
+def _frontier(baseline: Baseline, plans: Sequence[Plan], batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
+    """Return the layouts that no other beats in both memory and speed, each as its plan would be, fastest first.
+
+    What makes a step faster is chosen after the search, for the plans and for these alike.
+    """
+    cases = [plan.case for plan in plans if plan.estimate.fits]
+    for one in pareto(batches):
+        case = baseline.case.replace(**one.layout)
+        cases.append(case.replace(**fast_values(baseline, case)))
+    return _undominated([_as_candidate(baseline, case) for case in cases])
+
+
+def _as_candidate(baseline: Baseline, case: Case) -> Candidate:
+    """Return a case as a candidate whose layout has every value that was chosen, those of its kernels too."""
+    kernels = [name for name in FAST_FIELDS if getattr(case, name) != getattr(baseline.case, name)]
+    layout = {name: getattr(case, name) for name in dict.fromkeys((*SEARCHED_NAMES, *kernels))}
+    memory = costs.memory(case)
+    total = float(memory.total)
+    return Candidate(
+        layout, float(costs.step_time(case).step_s), total, bool(memory.fits), bool(has_headroom(total, case))
+    )
+
+
 def pareto(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
     """Return the layouts that no other beats in both memory and speed, fastest first."""
     found: list[Candidate] = []
@@ -158,9 +193,13 @@ def pareto(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
         least = np.minimum.accumulate(b.total_gib[order])
         fronts = np.flatnonzero(b.total_gib[order] < np.concatenate(([np.inf], least[:-1])))
         found += [b.row(int(order[i])) for i in fronts if b.fits[order[i]]]
-    found.sort(key=lambda c: (c.step_s, c.total_gib))
+    return _undominated(found)
+
+
+def _undominated(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the candidates that no other beats in both memory and speed, fastest first."""
     kept: list[Candidate] = []
-    for candidate in found:
+    for candidate in sorted(found, key=lambda c: (c.step_s, c.total_gib)):
         if not kept or candidate.total_gib < kept[-1].total_gib:
             kept.append(candidate)
     return tuple(kept)

@@ -149,6 +149,20 @@ def _estimated(kept: Case, memory: costs.Memory, timed: bool) -> ScoredBatch:
     return ScoredBatch(kept, step_s, total, fits, chance)
 
 
+def with_value(batch: ScoredBatch, name: str, value: Any) -> Iterator[ScoredBatch]:
+    """Yield the layouts with another value of a field where that is legal and not worse, and the others as they are."""
+    if not len(batch) or getattr(batch.case, name) == value:
+        yield batch
+        return
+    other = batch.case.replace(**{name: value})
+    scored = _estimated(other, costs.memory(other), timed=True)
+    better = (
+        scored.fits & (scored.step_s <= batch.step_s) & (scored.has_headroom | (scored.total_gib <= batch.total_gib))
+    )
+    better = better & np.broadcast_to(rules.legal(other), better.shape)
+    yield from (part for part in (scored.rows(better), batch.rows(~better)) if len(part))
+
+
 def own_layout(case: Case) -> list[ScoredBatch]:
     """Return the recipe's own layout, scored, if it is legal."""
     alone = case.replace(**{name: np.asarray([getattr(case, name)]) for name in ("tp", "pp", "cp", "ep")})
