@@ -158,9 +158,7 @@ def plan(answer: Answer, found: Any) -> None:
         fits = answer["plans"][0]["estimate"]["fits"]  # what fits is what was asked, so only other counts are named
         shown = [o for o in answer["plans"][0]["suggestions"] if not fits or o["title"].startswith("fewer nodes")]
         titled(out, "Consider", [_suggestion_line(o) for o in shown])
-    smaller = {
-        f"{c['total_gib']:.0f}": c for c in reversed(answer["pareto"])
-    }  # the fastest of those that look alike
+    smaller = {f"{c['total_gib']:.0f}": c for c in reversed(answer["pareto"])}  # the fastest of those that look alike
     trades = [f"{c['step_s']:.2f} s, {gib} GiB" for gib, c in reversed(smaller.items())]
     titled(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
     dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]

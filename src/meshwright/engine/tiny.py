@@ -42,8 +42,10 @@ def tiny_recipe(
     """
     kept = {key: value for key, value in pinned.items() if not key.startswith("architecture.")}
     replace = msgspec.structs.replace
-    layout = replace(scaled_layout(recipe.layout, world), **_section_values(kept, "layout"))
     family = family_of(recipe)
+    layout = replace(scaled_layout(recipe.layout, world), **_section_values(kept, "layout"))
+    if "layout.tp" in kept and "layout.sp" not in kept:
+        layout = replace(layout, sp=layout.tp > 1)  # it follows tp, as in every plan; MoE layers cannot train without
     small = family.tiny(config, _layers(layout, family.layer_types(config))) if shrink else config
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
@@ -74,7 +76,15 @@ def tiny_recipe(
     )
     scaled = change(scaled, kept)[0]
     _note_changes(recipe, scaled, shrink)
+    if dp > 1 and "train.global_batch_size" not in kept:
+        _note_batch(scaled, dp)
     return scaled, small
+
+
+def _note_batch(scaled: Recipe, dp: int) -> None:
+    """Say that losses of trials on other ranks are of another batch."""
+    batch = f"train.global_batch_size={scaled.train.global_batch_size}"
+    note(f"{batch} is for {dp} data-parallel ranks; add it to a trial on other ranks to compare their losses")
 
 
 def _seq_length(recipe: Recipe) -> int:

@@ -14,8 +14,10 @@ import msgspec
 
 from meshwright import extensions, file_access, hub
 from meshwright.errors import InputError, unknown
+from meshwright.notes import note
 
 from .reader import load_config, spec_from_config
+from .readers.unread import collect_unread
 from .spec import ModelSpec
 
 _SIZE = re.compile(r"(a?)(\d+(?:[.p]\d+)?)([bmt])")
@@ -524,6 +526,11 @@ def _from_path(text: str) -> ModelSpec:
     if name in _entries():  # another model than the shipped one of that name, which frameworks look up by name
         name = str(path)
     try:
-        return spec_from_config(config, name or "model", source=text)
+        with collect_unread() as unread:
+            spec = spec_from_config(config, name or "model", source=text)
     except InputError as error:
         raise InputError(f"{error.reason} (in {text})", error.field, error.value, error.fix) from error
+    if unread:
+        own = ", and the code that auto_map names is never run" if config.get("auto_map") else ""
+        note(f"{text}: not read for {spec.model_type}: {', '.join(unread)}; all figures are without it{own}")
+    return spec

@@ -19,6 +19,7 @@ from .readers.architectures import SAME_AS, TRAITS, fields_of
 from .readers.computed import check_computed
 from .readers.decoder import Decoder, grouped, read_decoder
 from .readers.fields import Fields, UnsupportedValueError
+from .readers.unread import record_unread
 from .readers.wrappers import WRAPPERS, read_wrapped
 from .spec import ModelSpec
 from .trained_folder import not_a_model
@@ -135,6 +136,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
         fields = fields_of(config, SAME_AS.get(model_type, model_type))
         spec = _decoder_spec(read_decoder(fields, traits), name, traits.family, model_type, traits.hf_class)
     fields.reject_unread(model_type)
+    record_unread(fields)
     return spec
 
 

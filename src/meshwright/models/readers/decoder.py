@@ -278,8 +278,10 @@ def _ffn(fields: Fields, traits: Traits, is_moe: bool) -> Ffn:
     """Return the feed-forward block of a layer."""
     gated = _on(fields, traits.gated)
     if traits.moe:
-        keys = (traits.moe.experts, traits.moe.width, traits.moe.shared_number, traits.moe.shared_width)
+        shared = {"number": (traits.moe.shared_number,), "width": (traits.moe.shared_width,)}.get(traits.moe.shared, ())
+        keys = (traits.moe.experts, traits.moe.width, *shared)
         fields.read.update((*keys, *fields.aliases.get(traits.moe.experts, ())))
+        fields.passed.update((traits.moe.shared_number, traits.moe.shared_width))
         if is_moe:
             return moe(fields, traits.moe, gated)
     width = fields.optional_size(traits.width) if traits.ffn_multiple else fields.size(traits.width)

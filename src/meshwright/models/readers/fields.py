@@ -92,6 +92,7 @@ class Fields:
         self.aliases = aliases or {}
         self.where = where
         self.read: set[str] = set()
+        self.passed: set[str] = set()  # shape keys of other architectures that are accepted and have no effect
         self.fallbacks: Mapping[str, Any] = {}  # of a config class: defaults of keys that may not be supported
         self.derived: dict[str, Any] = {}  # values that follow from other keys
 
@@ -100,7 +101,7 @@ class Fields:
         if not overrides:
             return self
         other = Fields(self.data, self.defaults, self.aliases, self.where)
-        other.read, other.derived = self.read, {**self.derived, **overrides}
+        other.read, other.passed, other.derived = self.read, self.passed, {**self.derived, **overrides}
         other.fallbacks = self.fallbacks
         return other
 
@@ -213,7 +214,9 @@ class Fields:
 
     def reject_unread(self, architecture: str) -> None:
         """Raise for a shape key that this architecture does not have."""
-        known = self.read | set(self.defaults) | {name for names in self.aliases.values() for name in names}
+        known = (
+            self.read | self.passed | set(self.defaults) | {name for names in self.aliases.values() for name in names}
+        )
         for key in SHAPE_KEYS:
             if key not in known and self.data.get(key):
                 raise self.error(

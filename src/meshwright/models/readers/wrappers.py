@@ -14,6 +14,7 @@ from . import nemotron, vision
 from .architectures import SAME_AS, TRAITS, with_fallbacks
 from .decoder import Decoder, read_decoder
 from .fields import Fields
+from .unread import record_unread
 
 _UNTIED = {"tie_word_embeddings": False}
 
@@ -139,6 +140,7 @@ def read_wrapped(config: Mapping[str, Any], wrapper: Wrapper) -> tuple[Decoder, 
     text = _text_fields(fields, wrapper)
     decoder = nemotron.read_nemotron(text) if text.defaults is nemotron.DEFAULTS else _read_text(text, wrapper)
     text.reject_unread(wrapper.hf_class)
+    record_unread(text)
     named = config.get("architectures")
     is_default = wrapper.vision_by_default and isinstance(named, list) and wrapper.hf_class in named
     if wrapper.vision_may_miss and config.get("vision_config") is None and not is_default:
