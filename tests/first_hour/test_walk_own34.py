@@ -12,6 +12,7 @@ import meshwright as library
 from meshwright.models import catalogue
 from meshwright.models.reader import known_architectures, spec_from_config
 from meshwright.models.readers.unread import collect_unread
+from meshwright.notes import collected_notes
 
 from .mistakes import call
 
@@ -57,7 +58,7 @@ def test_no_layout_of_the_trade_is_beaten_by_a_plan(config: dict[str, Any], gpus
 
 
 @pytest.mark.parametrize("name", ["qwen3_30b_a3b_peft_config", "llama3_8b_peft_config"])
-def test_sequence_parallelism_of_a_tiny_run_follows_tp(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sequence_parallelism_of_a_tiny_run_follows_tp(name: str) -> None:
     pytest.importorskip("torch")
     from meshwright.engine.model_families import family_of
     from meshwright.engine.tiny import tiny_recipe
@@ -72,8 +73,9 @@ def test_sequence_parallelism_of_a_tiny_run_follows_tp(name: str, capsys: pytest
 
     assert layout("layout.tp=2").sp
     assert not layout("layout.tp=2", "layout.sp=false").sp
-    assert not layout("layout.tp=1").sp
-    assert "is for 2 data-parallel ranks; add it to a trial on other ranks" in capsys.readouterr().err
+    with collected_notes() as notes:
+        assert not layout("layout.tp=1").sp
+    assert "is for 2 data-parallel ranks; add it to a trial on other ranks" in " ".join(notes)
 
 
 @pytest.mark.parametrize(
@@ -130,3 +132,41 @@ def test_files_that_transformers_writes_have_no_unread_keys() -> None:
             except library.InputError:
                 continue
         assert unread == [], model_type
+
+
+def test_torchtitan_says_why_it_has_no_flavor() -> None:
+    answer = call("export", written(MOE), "--to", "torchtitan")
+    assert "its qwen3 repeats one kind of layer, where this model has several (full attention, dense MLP" in answer.err
+
+
+def test_a_dense_plan_does_not_mention_experts() -> None:
+    hybrid = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 28, "vocab_size": 151936,
+        "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True,
+    }  # fmt: skip
+    typed = ("--gpus", "8xA100-80", "--goal", "pretrain")
+    for command in (("recommend", written(hybrid)), ("recommend", "nemotronh-8b")):
+        assert "shared_expert_overlap" not in json.dumps(call(*command, *typed).json["changes"])
+
+
+def test_a_config_in_python_is_written_to_a_file_first() -> None:
+    with pytest.raises(library.InputError, match="takes a name or a path, not the config itself") as found:
+        library.inspect(MOE)  # type: ignore[arg-type]
+    assert found.value.fix == ('json.dump(config, open("config.json", "w"))', 'model="config.json"')
+
+
+def test_code_of_a_repository_is_never_run() -> None:
+    own = {**DENSE, "model_type": "labformer", "auto_map": {"AutoConfig": "configuration_labformer.LabFormerConfig"}}
+    assert "the code that auto_map names (trust_remote_code) is never run" in call("inspect", written(own)).err
+
+
+def test_pareto_is_explained() -> None:
+    assert call("explain", "pareto").json["meaning"] == call("explain", "trade").json["meaning"]
+
+
+def test_the_last_norm_of_an_inspected_model_is_a_norm() -> None:
+    pytest.importorskip("transformers")
+    own = {**DENSE, "model_type": "labformer", "architectures": ["LlamaForCausalLM"]}
+    parameters = call("inspect", written(own)).json["parameters"]
+    assert (parameters["norms"], parameters["other"]) == (57 * 2560, 0)

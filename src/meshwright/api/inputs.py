@@ -355,6 +355,10 @@ def validated(request: R, surface: Surface = "cli") -> R:
         objects = limits.objects and isinstance(value, list)
         if limits.positional and not field.repeated and isinstance(value, COLLECTIONS) and not objects:
             reason = f"takes one value, not a {type(value).__name__}"
+            if isinstance(value, Mapping) and "model_type" in value:  # a config, as Python has it
+                reason = "takes a name or a path, not the config itself: write it to a file and give its path"
+                fix = ('json.dump(config, open("config.json", "w"))', f'{field.name}="config.json"')
+                raise InputError(reason, field=field.name, value=value["model_type"], fix=fix)
             raise InputError(reason, field=field.name, value=str(value), fix=field.fix(surface))
         declared = bool(limits.surfaces) and bool(field.types)  # else set by code
         if declared and not field.repeated and not objects and not _has_type(field, value):

@@ -14,6 +14,7 @@ HEADINGS = {
     "not_imported": "settings of another framework's file that our recipes have no field for",
     "options": "ways to make a training fit, in the order of what they cost; each with the command that plans it",
     "original": "the published layout of the recipe, and what it would cost on these GPUs",
+    "pareto": "layouts of which none is both faster and smaller than another: step time and memory",
     "repair": "the smallest set of overrides that removes all errors at once",
     "storage": "size of a checkpoint and of those that are kept",
     "checkpoint_storage": "size of a checkpoint and of those that are kept (checkpoint.keep): the weights, master "

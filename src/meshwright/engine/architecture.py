@@ -80,12 +80,19 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
         "positions": _first(text, POSITIONS) or 0,
         "activation": str(_first(text, ("hidden_act", "hidden_activation", "activation_function")) or "silu"),
         "rest": sum(p.numel() for p in rest),
+        "rest_norms": _norms_of(model, {id(p) for p in rest}),
         "rest_linears": _linears_outside(model, body, {id(p) for p in rest}),
         "other_encoders": any(NOT_TEXT.search(name) for name, _ in model.named_modules()),
         "total": sum(p.numel() for p in model.parameters()),
         "layers": rows,
         "traced": _traced_flops(model, body, rows),
     }
+
+
+def _norms_of(model: Any, chosen: set[int]) -> int:
+    """Return how many of the chosen parameters are those of norms: the last one, and any before the layers."""
+    norms = (one for one in model.modules() if "norm" in _kind(one).lower())
+    return sum(p.numel() for one in norms for p in one.parameters(recurse=False) if id(p) in chosen)
 
 
 def _no_initial_values() -> AbstractContextManager[Any]:

@@ -155,7 +155,8 @@ def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSp
     layers = _with_outside([_layer(row, hidden, assumptions) for row in found["layers"]], found.get("rest_linears", 0))
     vocab = int(found["vocab"])
     head = 0 if found["tied"] else int(found["head"])
-    extra = int(found["rest"]) - found.get("rest_linears", 0) + (0 if found["tied"] else head - vocab * hidden)
+    norms = int(found.get("rest_norms", 0))
+    extra = int(found["rest"]) - norms - found.get("rest_linears", 0) + (0 if found["tied"] else head - vocab * hidden)
     spec = ModelSpec(
         name=name,
         family=model_type.partition("_")[0].partition("-")[0],
@@ -166,6 +167,7 @@ def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSp
         tied=bool(found["tied"]),
         head_bias=bool(found["head_bias"]),
         max_seq_length=int(found["positions"]) or 1_048_576,
+        final_norm_params=norms,
         extra_params=extra,
         model_type=model_type,
         hf_class=str(found["class"]),

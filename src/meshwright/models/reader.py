@@ -174,6 +174,8 @@ def _unknown(config: Mapping[str, Any], model_type: Any) -> InputError:
     """Return the error for a model_type that nothing here knows, with the ways on."""
     where = "Meshwright's tables and the installed transformers" if has_transformers() else "Meshwright's tables"
     reason = f"unknown architecture {model_type!r}: not in {where}; docs/models.md lists the known types"
+    if config.get("auto_map"):
+        reason += "; the code that auto_map names (trust_remote_code) is never run"
     # no did-you-mean by name: a config with another model_type is another model
     alike = next((name for name in OFTEN_MEANT if _reads_as(config, name)), None)
     as_known = (f'"model_type": "{alike}", if it computes what {alike} does: its sizes can be read as such',)

@@ -427,6 +427,8 @@ CAPABILITIES: tuple[Capability, ...] = (
         name="shared experts during the token dispatch",
         runs=dict.fromkeys(NOT_MEGATRON, (False,)),
         instead=dict.fromkeys(NOT_MEGATRON, False),
+        applies=lambda c: c.is_moe,
+        where="of MoE models",
         why=dict.fromkeys(NOT_MEGATRON, "its shared experts run after the routed ones, on the same stream"),
     ),
     Capability(

@@ -12,7 +12,7 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.frameworks.model_match import from_sizes, own_numbers
 from meshwright.frameworks.torchtitan.models import FAMILIES
-from meshwright.models import Attention, Dense, ModelSpec, MoE, find, names
+from meshwright.models import Attention, Dense, ModelSpec, MoE, find, names, parts
 from meshwright.models.numerics import Numerics
 from meshwright.recipes.model_changes import numerics_for, sizes
 from meshwright.recipes.types import Recipe
@@ -44,7 +44,11 @@ def own_flavor(recipe: Recipe, model: ModelSpec) -> OwnFlavor:
     layers = {(type(layer.mixer), type(layer.ffn)) for layer in model.layers}
     first = model.layers[0]
     mixer, ffn, numbers = first.mixer, first.ffn, numerics_for(recipe)
-    if model.model_type not in FAMILY or len(layers) > 1 or not isinstance(mixer, Attention) or ffn is None:
+    if model.model_type in FAMILY and len(layers) > 1:
+        kinds = " and ".join(dict.fromkeys(parts.kind_of_layer(layer) for layer in model.layers))
+        own = FAMILY[model.model_type]
+        raise _impossible(model, f"its {own} repeats one kind of layer, where this model has several ({kinds})")
+    if model.model_type not in FAMILY or not isinstance(mixer, Attention) or ffn is None:
         given = model.model_type or "a shape without a Hugging Face model type (--model config.json names one)"
         raise _impossible(model, f"its own flavors can be llama, mistral, qwen3 or qwen3_moe, not {given}")
     problem = next(_unsupported(model, mixer, numbers), "")
