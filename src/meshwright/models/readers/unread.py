@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from difflib import SequenceMatcher
 from typing import Any
 
 from meshwright.similar import closest
@@ -43,7 +42,7 @@ INERT_KEYS = frozenset(
     )
 )  # fmt: skip
 LEAST_LETTERS = 6  # of a key that may be a mistyped one
-ALIKE = 0.85  # ratio of equal letters of a mistyped key and the one that is meant
+MOST_LETTERS = 2  # that a mistyped key has more or less than the one that is meant; short forms have more
 
 _UNREAD: ContextVar[list[str] | None] = ContextVar("unread keys", default=None)
 
@@ -95,5 +94,5 @@ def _meant(key: str, missing: list[str]) -> str:
     """Return the key that a mistyped one means, of those that the file does not have; empty if there is none."""
     if len(key) < LEAST_LETTERS or key in INERT_KEYS:
         return ""
-    near = (one for one in closest(key, missing) if SequenceMatcher(None, key, one).ratio() >= ALIKE)
+    near = (one for one in closest(key, missing) if abs(len(one) - len(key)) <= MOST_LETTERS)
     return next(near, "")
