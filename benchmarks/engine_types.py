@@ -6,6 +6,7 @@ On CPUs in fp32. A small random model is saved by transformers, loaded by the en
 
 parity     loss and gradients of one step equal those of a plain loop over transformers' model (eager attention)
 ranks      the losses of three steps on two ranks (FSDP2) equal those on one rank
+stages     the same on two pipeline stages of whole blocks, for types that transformers runs and whose head is not tied
 recompute  the same with full recompute
 lora       three steps of adapters: the first loss is the model's
 export     the trained model, written as a folder, loads in transformers and has the trained loss
@@ -58,7 +59,7 @@ from meshwright.engine.trainer import Trainer
 from meshwright.errors import InputError
 from meshwright.models import decode_float
 from meshwright.recipes import types
-from meshwright.recipes.engine_models import LACKS
+from meshwright.recipes.engine_models import LACKS, UNSPLIT
 
 RESULTS = Path(__file__).parent / "results" / "engine_types.json"
 TOKENS, STEPS = 48, 3
@@ -67,7 +68,7 @@ LOSS, GRADIENT = 2e-4, 5e-3  # relative differences that agree
 KEPT = ("A_log", "dt_bias", ".D", "time_decay", "time_first")  # initial values with a meaning
 EVERY = 100  # a sweep over fewer types replaces only their rows
 CHUNKED = ("hrm_text",)  # hub files that store several tensors as one are refused; the model's own names are not
-CHECKS = ("parity", "ranks", "recompute", "lora", "export")
+CHECKS = ("parity", "ranks", "stages", "recompute", "lora", "export")
 
 
 def recipe(**changes: Any) -> types.Recipe:
@@ -267,19 +268,29 @@ def _on_two_ranks(rank: int, jobs: list[tuple[str, str]], out: str, port: int) -
     for name, folder in jobs:
         job = json.loads((Path(folder) / "job.json").read_text())
         engine = Engine(job["values"], Path(folder) / "model", 2)
-        found[name] = outcome(partial(_same_losses, engine, job["losses"]))
+        found[name] = {"ranks": outcome(partial(_same_losses, engine, job["losses"]))}
+        if _has_stages(job["values"]):
+            layout = types.Layout(micro_batch_size=1, pp=2)
+            found[name]["stages"] = outcome(partial(_same_losses, engine, job["losses"], layout=layout))
         if rank == 0:
             Path(out).write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def _same_losses(engine: Engine, expected: list[float]) -> str:
-    return close(engine.losses(optimizer=LEARNS, schedule=CONSTANT), expected)
+def _has_stages(values: dict[str, Any]) -> bool:
+    """Return whether a config's type has pipeline stages of whole blocks."""
+    config = transformers_config(values)
+    tied = config.get_text_config().tie_word_embeddings
+    return not runs_own_layers(config) and not tied and config.model_type not in UNSPLIT
 
 
-def two_ranks(jobs: list[tuple[str, str]], out: Path) -> dict[str, str]:
-    """Return whether two ranks agree with one, by type; a crash of one type leaves the others."""
-    found: dict[str, str] = {}
+def _same_losses(engine: Engine, expected: list[float], **changes: Any) -> str:
+    return close(engine.losses(optimizer=LEARNS, schedule=CONSTANT, **changes), expected)
+
+
+def two_ranks(jobs: list[tuple[str, str]], out: Path) -> dict[str, dict[str, str]]:
+    """Return whether two ranks and two stages agree with one rank, by type; a crash of one type leaves the others."""
+    found: dict[str, dict[str, str]] = {}
     left = list(jobs)
     while left:
         out.unlink(missing_ok=True)
@@ -291,7 +302,7 @@ def two_ranks(jobs: list[tuple[str, str]], out: Path) -> dict[str, str]:
         found |= json.loads(out.read_text()) if out.is_file() else {}
         left = [job for job in left if job[0] not in found]
         if left and crashed:
-            found[left[0][0]] = f"a rank failed: {crashed}"
+            found[left[0][0]] = {"ranks": f"a rank failed: {crashed}"}
             left = left[1:]
     return found
 
@@ -334,9 +345,10 @@ def main() -> int:
         ranks = {} if given.one_rank else two_ranks(jobs, Path(scratch) / "ranks.json")
     for row in rows:
         if row["type"] in ranks:
-            row["ranks"] = ranks[row["type"]]
-            if row["ranks"] != "yes":
-                print(f"{row['type']:26} two ranks: {row['ranks']}")
+            row |= ranks[row["type"]]
+            for check in ranks[row["type"]]:
+                if row[check] != "yes":
+                    print(f"{row['type']:26} {check}: {row[check]}")
     return _finish(rows, given.save)
 
 

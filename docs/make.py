@@ -17,6 +17,7 @@ from meshwright.planner import case_of
 from meshwright.planner.quick_reference import SITUATIONS
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
+from meshwright.recipes.engine_models import UNSPLIT
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import override_keys
 from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, recipe_fields
@@ -163,6 +164,7 @@ def _trained_types() -> str:
     ]
     headers = ("the engine runs", *_CHECKS.values(), "model_type")
     packs = _types(row for row in ways["transformers"] if row["packing"])
+    split = [f"`{name}`" for name in UNSPLIT]
     failed = [
         f"- `{row['type']}`, {what}: {row[check]}"
         for row in trained
@@ -177,8 +179,10 @@ def _trained_types() -> str:
         "step equal those of a plain loop over transformers' model; two ranks (FSDP2) and full recompute equal one "
         "rank; adapters start at the model's loss; the exported folder has the trained loss in transformers.\n\n"
         f"{table(headers, counts)}\nTypes that transformers runs have data parallelism (DDP, FSDP2, HSDP), recompute, "
-        "compile and adapters; TP, CP, EP and PP are refused. Packed samples keep documents apart in "
-        f"{len(packs)} of them ({', '.join(packs)}); in the others `data.packing` is turned off with a note.\n\n"
+        "compile and adapters; TP, CP and EP are refused. Pipeline stages are whole blocks, where these run one after "
+        f"the other and embedding and head share no weight; not of {', '.join(split)}. Packed samples keep documents "
+        f"apart in {len(packs)} of them ({', '.join(packs)}); "
+        "in the others `data.packing` is turned off with a note.\n\n"
         + (f"Not run on two ranks: {', '.join(alone)}.\n\n" if alone else "")
         + "\n".join([*failed, "Refused, because the engine lacks", "", *reasons])
         + "\n"
