@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from meshwright.dryrun.allocation_log import AllocationLog
 from meshwright.dryrun.compiled import simulate_inductor
 from meshwright.dryrun.fake_device import fake_rank
+from meshwright.engine.attention.dry import attend_masked
 from meshwright.engine.collectives import gather, sum_scatter
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import GroupInfo, build_mesh
@@ -120,6 +121,36 @@ def test_the_partition_decides_what_is_saved_and_inner_recompute_saves_nothing(r
         assert [p.grad is not None and p.grad.shape == p.shape for p in block.parameters()] == [True] * 3
         gradients = NARROW + 3 * WIDTH * WIDER * 4
         assert memory.now - before == gradients
+
+
+class Attending(nn.Module):
+    """Attention whose projections are frozen, so that what is saved is what attention's own backward pass reads."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, 3 * WIDTH, bias=False, device=device).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Its output over the last dimension of [tokens, width]."""
+        q, k, v = (one.view(1, TOKENS, 2, -1).transpose(1, 2).mul(2.0) for one in self.into(x).chunk(3, -1))
+        return attend_masked(q, k, v)[0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_masked_attention_saves_queries_keys_values_and_outputs(compiled: bool) -> None:
+    with simulated() as (device, memory):
+        block = Attending(device)
+        if compiled:
+            block.compile(fullgraph=True)
+        x = torch.empty(TOKENS, WIDTH, device=device, requires_grad=True)
+        before = memory.now
+        out = block(x)
+        log_sums = 2 * TOKENS * 4
+        assert memory.now - before == 4 * NARROW + log_sums
+        start = len(memory.operations)
+        out.sum().backward()
+        assert x.grad is not None
+        assert len(memory.operations) > start
 
 
 class Parallel(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meshwright.engine.attention.mask_spec import shares_heads
-from meshwright.engine.kernels.device_caps import capability, on_gpu
+from meshwright.engine.kernels.device_caps import DECOMPOSITIONS, capability, on_gpu
 
 aten = torch.ops.aten
 
@@ -41,20 +41,51 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tens
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and log-sum-exp of flex attention, which compiles into one kernel per pass."""
-    return _Flex.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
+    """Return the output and log-sum-exp of flex attention, which compiles into one kernel per pass.
+
+    Custom ops: inside a compiled layer the compiler must not see that nothing is computed.
+    """
+    out, log_sum = _flex(q, k, v)
+    return out, log_sum
 
 
-class _Flex(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        log_sum = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, out, log_sum)
-        return out, log_sum
+def _flex_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, _, log_sum = ctx.saved_tensors
-        torch.empty_like(log_sum)  # the row sums of output x its gradient
-        return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in (q, k, v))
+
+def _flex_backward_impl(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    torch.empty_like(log_sum)  # the row sums of output x its gradient
+    made = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (q, k, v)]
+    return made[0], made[1], made[2]
+
+
+_flex = torch.library.custom_op(
+    "meshwright::flex_attention",
+    _flex_forward,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)",
+)
+_flex_backward = torch.library.custom_op(
+    "meshwright::flex_attention_backward",
+    _flex_backward_impl,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> (Tensor, Tensor, Tensor)",
+)
+_flex.register_fake(_flex_forward)
+_flex_backward.register_fake(_flex_backward_impl)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+    grads: tuple[Tensor, ...] = _flex_backward(grad, *ctx.saved_tensors)
+    return grads
+
+
+_flex.register_autograd(_gradients, setup_context=_save)
+DECOMPOSITIONS[torch.ops.meshwright.flex_attention.default] = _flex_forward
+DECOMPOSITIONS[torch.ops.meshwright.flex_attention_backward.default] = _flex_backward_impl
