@@ -72,6 +72,7 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
         if length_note:
             case, notes = _case(run, request)
             notes = (*notes, length_note)
+    if case is not None:
         run, batch_note = with_implied_micro_batch(run, case, tuple(request.overrides))
         if batch_note:
             case, again = _case(run, request)

@@ -5,6 +5,7 @@ Gradients are summed over ranks, never averaged: the loss is already divided by 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ def sum_scatter(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
 def _applied(function: Any, x: torch.Tensor, axis: GroupInfo, *dim: int) -> torch.Tensor:
     if axis.size == 1:
         return x
-    return _outside_graphs(function, x, axis, *dim) if axis.through_host else function.apply(x, axis, *dim)
+    apply = partial(_outside_graphs, function) if axis.through_host else function.apply
+    out: torch.Tensor = apply(x, axis, *dim)
+    return out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped

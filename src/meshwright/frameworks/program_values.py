@@ -178,8 +178,10 @@ class ProgramValues:
         values: list[tuple[Any, list[str]]] = []
         for one in found:
             named: list[str] = []
-            is_option = isinstance(one, _Option)
-            values.append((self._default(one, named, depth) if is_option else self._value(one, named, depth), named))
+            if isinstance(one, _Option):
+                values.append((self._default(one, named, depth), named))
+            else:
+                values.append((self._value(one, named, depth), named))
         if not values or any(repr(value) != repr(values[0][0]) for value, _ in values):
             raise _UnknownValueError
         options += values[0][1]
