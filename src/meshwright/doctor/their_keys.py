@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,7 +131,9 @@ def general_settings(run: Run, text: str) -> tuple[str, ...] | None:
         return None if found is None else _of_trainer(run, found)
     if FRAMEWORK.get(run.kind) is None:
         return ()
-    given = {"layout.recompute": "none", "layout.micro_batch_size": 2, "schedule.min_lr": 0.0}
+    given: dict[str, Any] = {"layout.recompute": "none", "layout.micro_batch_size": 2, "schedule.min_lr": 0.0}
+    if batch := run.header.overrides.get(GLOBAL_BATCH):  # lengths in samples are multiples of the run's own batch
+        given[GLOBAL_BATCH] = batch
     base = override.change(index.load(ANY_RECIPE), given)[0]
     changed = override.change(base, override.requested(base, (text,)))[0]
     case = case_of(base, model_of(base), cluster(base.cluster))
@@ -167,10 +170,25 @@ def settings_there(run: Run, case: Case | None, texts: tuple[str, ...]) -> tuple
 
 
 def named_setting(run: Run, field: str, value: str) -> tuple[str, ...]:
-    """Return the framework's key for a field with a value in words; empty if it has none."""
-    number = 1234567 if field.endswith("_steps") else STAND_IN
-    lines = settings_there(run, None, (format_override(field, number),))
-    return tuple(line.replace(format_override("x", number).partition("=")[2], value) for line in lines)
+    """Return the framework's key for a field with a value in words; empty if it has none.
+
+    The key's value may be in another unit than the field's, as samples are for steps: two numbers show which word it is.
+    """
+    lines, others = (settings_there(run, None, (format_override(field, one),)) for one in _stand_ins(field))
+    found = [_with_words(line, other, value) for line, other in zip(lines, others, strict=False)]
+    return tuple(line for line in found if line) if len(lines) == len(others) and all(found) else ()
+
+
+def _stand_ins(field: str) -> tuple[float, float]:
+    return (1234567, 7654321) if field.endswith("_steps") else (STAND_IN, 2 * STAND_IN)
+
+
+def _with_words(line: str, other: str, value: str) -> str:
+    """Return a setting with words in place of what differs from the same setting of another number; empty if nothing."""
+    one, two = (re.split(r"([\s=:]+)", text) for text in (line, other))
+    if line == other or len(one) != len(two):
+        return ""
+    return "".join(part if part == second else value for part, second in zip(one, two, strict=True))
 
 
 def _of_trainer(run: Run, arguments: Mapping[str, str]) -> tuple[str, ...] | None:

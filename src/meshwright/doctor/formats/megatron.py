@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from shlex import quote
 from typing import Any
 
 from meshwright.doctor.formats.rank_times import RankTimes
@@ -11,6 +14,7 @@ from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
 from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.megatron_lm_choices import parser_flags
 
 LOOKED_FOR = "`iteration 10/ 100 | … | elapsed time per iteration (ms): … |` of Megatron-LM and Megatron-Bridge"
 HINTS = ("elapsed time per iteration",)
@@ -236,6 +240,20 @@ def _as_int(arguments: dict[str, str], name: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
+def _shell_words(name: str, value: str) -> str:
+    """Return a printed value as words of a shell command: Python prints a flag of several values as a list.
+
+    A list of any other flag is one value, as that of --moe-layer-freq, which Megatron evaluates before it prints it.
+    """
+    flag = parser_flags().get(name)
+    if flag is None or flag.type != "list":
+        return quote(value)
+    found: Any = None
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        found = ast.literal_eval(value)
+    return " ".join(quote(str(one)) for one in (found if isinstance(found, list | tuple) else value.split()))
+
+
 def _run_header(
     arguments: dict[str, str], layout: dict[str, str], total: int | None, gpu: str, samples: int | None
 ) -> RunHeader:
@@ -244,7 +262,7 @@ def _run_header(
     degrees = {} if arguments else degrees
     arguments = layout | arguments if arguments else arguments
     flags = tuple(
-        f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
+        f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {_shell_words(name, value)}")
         for name, value in arguments.items()
         if value not in UNSET
     )

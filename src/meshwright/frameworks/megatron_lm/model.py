@@ -275,9 +275,12 @@ def _layer_mask(text: str, count: int, last: bool = False) -> list[bool]:
     return [bool(one) for one in found]
 
 
+MAX_PATTERN_CHARS = 4_000  # a list of a thousand layers
+
+
 def parse_pattern(text: str) -> list[int]:
     """Evaluate a pattern such as ([0]*3+[1]*1)*2 without eval()."""
-    if not re.fullmatch(r"[\d\[\]()+*,\s]{1,400}", text):
+    if len(text) > MAX_PATTERN_CHARS or not re.fullmatch(r"[\d\[\]()+*,\s]+", text):
         raise InputError("is not a list pattern of zeros and ones", value=text)
     try:
         found = _eval_list(ast.parse(text, mode="eval").body)
