@@ -172,7 +172,7 @@ def settings_there(run: Run, case: Case | None, texts: tuple[str, ...]) -> tuple
 def named_setting(run: Run, field: str, value: str) -> tuple[str, ...]:
     """Return the framework's key for a field with a value in words; empty if it has none.
 
-    The key's value may be in another unit than the field's, as samples are for steps: two numbers show which word it is.
+    The key's value may have another unit than the field's, as samples for steps: two numbers show which word it is.
     """
     lines, others = (settings_there(run, None, (format_override(field, one),)) for one in _stand_ins(field))
     found = [_with_words(line, other, value) for line, other in zip(lines, others, strict=False)]
@@ -184,7 +184,7 @@ def _stand_ins(field: str) -> tuple[float, float]:
 
 
 def _with_words(line: str, other: str, value: str) -> str:
-    """Return a setting with words in place of what differs from the same setting of another number; empty if nothing."""
+    """Return a setting with words in place of what differs from that of another number; empty if nothing does."""
     one, two = (re.split(r"([\s=:]+)", text) for text in (line, other))
     if line == other or len(one) != len(two):
         return ""
