@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,88 @@ def test_a_printed_list_is_one_value_or_several_as_its_flag_takes_it() -> None:
     assert _shell_words("moe_layer_freq", "[0, 1]") == "'[0, 1]'"
     assert _shell_words("recompute_modules", "['core_attn', 'moe_act']") == "core_attn moe_act"
     assert _shell_words("data_path", "['0.5', '/data/my text']") == "0.5 '/data/my text'"
+
+
+OWN = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 32,
+    "num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 8192,
+    "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True, "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "attention_bias": False,
+}  # fmt: skip
+TITAN = """[model]
+name = "qwen3"
+flavor = "3B"
+converters = []
+[optimizer]
+name = "AdamW"
+lr = 6e-4
+[training]
+local_batch_size = 4
+global_batch_size = 256
+seq_len = 4096
+steps = 286000
+dataset = "c4"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+TITAN_HEAD = """[titan] 2026-11-10 10:00:00,000 - root - INFO - Building 1-D device mesh with ['dp_shard'], [64]
+[titan] 2026-11-10 10:00:00,000 - root - INFO - CUDA capacity: NVIDIA A100-SXM4-80GB with 79.15GiB memory
+[titan] 2026-11-10 10:00:00,000 - root - INFO - Model qwen3 3B size: {size} total parameters
+[titan] 2026-11-10 10:00:00,000 - root - INFO - Applied selective activation checkpointing to the model
+[titan] 2026-11-10 10:00:00,000 - root - INFO - Applied FSDP to the model
+[titan] 2026-11-10 10:00:00,000 - root - INFO - Trainer is initialized with local batch size 4, global batch size 256, \
+gradient accumulation steps 1, sequence length 4096, total steps 286000 (warmup 2000)
+"""
+
+
+def own_model() -> int:
+    """Write a model that no catalogue has, and its torchtitan file; return its parameters."""
+    from meshwright import models
+
+    Path("q3b").mkdir()
+    Path("q3b/config.json").write_text(json.dumps(OWN))
+    Path("ran.toml").write_text(TITAN)
+    return int(models.find("./q3b").params.total)
+
+
+def titan_log(path: str, size: int, tps: int = 5060) -> None:
+    """Write a log of torchtitan whose model is a flavor of the user's own."""
+    line = "[titan] 2026-11-10 10:00:32,625 - root - INFO - step: {step}  loss: {loss:.5f}  grad_norm:  0.9480  "
+    line += "memory: 31.42GiB(39.70%)  tps: {tps:,}  tflops: 97.68  mfu: 31.31%\n"
+    steps = (
+        line.format(step=step, loss=3 + 9 * math.exp(-step / 200), tps=tps + step % 7) for step in range(1, 400, 10)
+    )
+    Path(path).write_text(TITAN_HEAD.format(size=f"{size:,}") + "".join(steps))
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [("estimate", "q3b", "--goal", "pretrain", "--engine", "torchtitan"), ("estimate", "ran.toml", "--model", "q3b")],
+)
+def test_like_takes_the_model_of_the_plan_for_a_log_of_an_unknown_one(meshwright: Any, typed: tuple[str, ...]) -> None:
+    titan_log("titan.log", own_model())
+    same = ("train.global_batch_size=256", "layout.micro_batch_size=4", "layout.recompute=selective", "layout.tp=1")
+    same += ("layout.sp=false", "layout.pp=1", "layout.cp=1", "kernels.compile=false")
+    line = (*typed, "--gpus", "uni.toml", "--like", "titan.log")
+    found = meshwright(*line, *(() if "ran.toml" in typed else same), "--json")
+    assert found.code == 0, found.err
+    assert found.json["estimate"]["step_s"] == pytest.approx(256 * 4096 / 64 / 5063, rel=0.02)
+    assert "whose model qwen3 3B is not in the catalogue: " in " ".join(meshwright(*line).out.split())
+
+
+def test_like_refuses_the_log_of_a_model_of_another_size(meshwright: Any) -> None:
+    own_model()
+    titan_log("titan.log", 16_291_332_096)
+    found = meshwright("estimate", "ran.toml", "--model", "q3b", "--gpus", "uni.toml", "--like", "titan.log")
+    assert found.code == 2
+    assert "has 16.3 B parameters" in found.err
+    assert "--recipe" not in found.err
+
+
+def test_like_takes_the_file_of_the_plan_for_arguments_that_lack_the_model(meshwright: Any) -> None:
+    megatron_log("run.log", num_layers="None", hidden_size="None")
+    typed = ("estimate", "deepseek_v2_lite", "--goal", "pretrain", "--engine", "megatron", "--gpus", "uni.toml")
+    found = meshwright(*typed, "--like", "run.log", "layout.tp=2", "layout.pp=4")
+    assert found.code == 0, found.err
+    assert "which has no known model: deepseek_v2_lite is assumed" in " ".join(found.out.split())

@@ -65,7 +65,7 @@ def question_for(
 ) -> Question:
     """Return a request as the values that the planner works with."""
     spec, reference = referenced_model(model) if job is None else (job.model, job.recipe.model)
-    return Question(
+    question = Question(
         model=spec,
         model_ref=reference,
         cluster=clusters.cluster(str(gpus)),
@@ -78,16 +78,14 @@ def question_for(
         file_error="" if job is None else job.file_correction,
         recipe_engine=ENGINES[0] if job is None else job.engine,  # type: ignore[arg-type]  # as validated
         benchmark=benchmark,
-        calibration=_calibration_for(request, clusters.cluster(str(gpus)), job),
         mtbf_hours=request.mtbf_hours,
         assumed=assumed_in(gpus),
     )
+    return msgspec.structs.replace(question, calibration=_calibration_for(request, question, job))
 
 
 def _calibration_for(
-    request: requests.Recommend | requests.Plan | requests.Size | requests.Estimate,
-    on: clusters.Cluster,
-    job: Job | None,
+    request: requests.Recommend | requests.Plan | requests.Size | requests.Estimate, question: Question, job: Job | None
 ) -> Any:
     """Return the calibration of the user's profile or of the run that the estimate should follow; None without one."""
     if request.like is None:
@@ -97,7 +95,7 @@ def _calibration_for(
         raise InputError("--calibration sets the speed too", field="like", value=request.like, fix=fix)
     from meshwright.api.like import calibration_like
 
-    return calibration_like(request.like, on, job)
+    return calibration_like(request.like, question, job)
 
 
 def load_calibration(path: str | None) -> Any:

@@ -33,6 +33,7 @@ ANY_BATCH = 32  # samples up to which every number is usual
 ODD_PARTS = (1, 3, 5, 7, 9, 15)  # of usual batch sizes: 1024 = 1 × 2^10, 384 = 3 × 2^7
 LEAST_STEPS = 5
 FP32_BYTES = 4
+NAME_IT = "add --recipe NAME, or --model FOLDER with its config.json"
 NO_RECIPE = "no estimate: the log does not name the model; add --recipe NAME --gpus 8xH100"
 
 
@@ -500,7 +501,7 @@ def _from_name(run: Run, where: Cluster, overrides: tuple[str, ...]) -> tuple[Ca
     try:
         model = models.find(run.header.model)
     except InputError:
-        return None, f"no estimate: the log's model {run.header.model} is not in the catalog; add --recipe NAME"
+        return None, f"no estimate: the log's model {run.header.model} is not in the catalog; {NAME_IT}"
     question = Question(model, model.name, where, "pretrain", engine=ENGINE.get(run.kind, "meshwright"))
     note = f"the estimate is for {model.name} with the layout in the log; other settings are those of our recipe"
     return plan_fixed(question, None, logged_overrides(run, overrides)).case, note

@@ -210,6 +210,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: int | None = None
     rank_tokens_per_step: int | None = None  # those of one GPU, if the log has no total
     total_steps: int | None = None
+    parameters: int | None = None  # of the whole model
     trainable_parameters: int | None = None
     overrides: dict[str, Any] = {}  # values of our fields
     states_layout: bool = False  # the overrides contain the degrees of parallelism

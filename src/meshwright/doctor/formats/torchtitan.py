@@ -145,7 +145,7 @@ def _header_fields(text: str) -> dict[str, Any]:
     if capacity := CAPACITY.search(text):
         return {"gpu": capacity[1], "capacity_gib": number(capacity[2])}
     if model := MODEL.search(text):
-        return {"model": f"{model[1]} {model[2]}"}
+        return {"model": f"{model[1]} {model[2]}", "parameters": int(model[3].replace(",", "") or 0) or None}
     if mesh := OLD_MESH.search(text):
         return _old_mesh(mesh)
     if mesh := MESH.search(text):
