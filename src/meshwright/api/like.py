@@ -17,6 +17,7 @@ from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.doctor import Run
 from meshwright.doctor.match_recipe import gpus_of, logged_overrides, stated_fields
 from meshwright.errors import InputError
+from meshwright.notes import no_notes
 from meshwright.planner import Question
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe, recipe_fields
@@ -96,7 +97,8 @@ def _planned_case(run: Run, question: Question, recipe: Recipe | None) -> Case:
         raise InputError(reason, field="like", value=run.path, fix=(typed, "--calibration mine.toml"))
     engine = doctor.ENGINE.get(run.kind, question.engine)
     asked = msgspec.structs.replace(question, engine=engine, seq_length=run.header.seq_length)
-    return planner.plan_fixed(asked, recipe, logged_overrides(run, ())).case
+    with no_notes():  # on values that are the run's, not the plan's
+        return planner.plan_fixed(asked, recipe, logged_overrides(run, ())).case
 
 
 def _cluster_of(run: Run, on: Cluster) -> Cluster:
