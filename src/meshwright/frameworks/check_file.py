@@ -44,6 +44,7 @@ from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.key_maps import composite_keys
+from meshwright.recipes.replacements import WarmupShare
 from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 from meshwright.rules import SEVERITIES, Finding
 from meshwright.rules.rule import Severity
@@ -170,7 +171,7 @@ def _check(
 ) -> CheckResult:
     imported = import_recipe(framework, content, model, list(overrides), goal)
     known, candidates = clusters_for(imported, gpus)
-    cases = [_counted(one, count) for one in _cases(imported, candidates)]
+    cases = [_counted(one, count, imported.warmup_share) for one in _cases(imported, candidates)]
     recipe = complete(imported, candidates[0])
     ours = _our_findings(imported, cases, fixes, advice, known) if cases else []
     hidden = [one.rule for one in ours if one.rule in JUDGEMENTS and one.severity == "advice" and not advice]
@@ -226,10 +227,13 @@ def _repeated_keys(framework: Framework, content: Content) -> Iterator[Finding]:
         yield Finding("key.repeated", severity, one.key, message, fix, content.path, one.last)
 
 
-def _counted(case: Case, count: Count) -> Case:
-    """Return the case with the samples of its epochs, where they can be counted."""
+def _counted(case: Case, count: Count, warmup: WarmupShare) -> Case:
+    """Return the case with the samples of its epochs and its warmup, where they can be counted."""
     found = count(case.recipe)
-    return case if found is None else found.counted(case)
+    if found is None:
+        return case
+    counted = found.counted(case)
+    return counted.replace(warmup_steps=warmup.of(int(counted.steps))) if warmup else counted
 
 
 def _without_duplicates(imported: ImportedRecipe, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:

@@ -309,12 +309,12 @@ def _with_warmup(path: str, settings: ImportedRecipe, recipe: Recipe, count: Cou
     counted = count(recipe) if recipe.train.epochs else None
     if counted is not None:
         total = max(1, ceil(counted.samples / recipe.train.global_batch_size))
-        steps = ceil(share * total)
-        text = f"{WARMUP}={steps}, {share * 100:g} % of the {total:,} steps counted in the data: as in {path}"
+        steps = share.of(total)
+        text = f"{WARMUP}={steps}, {share} of the {total:,} steps counted in the data: as in {path}"
         return override.change(recipe, {WARMUP: steps})[0], [Assumption(WARMUP, str(steps), text)]
     if warmup_steps(share, recipe) is not None:
         return recipe, []
-    text = f"{path} warms up for {share * 100:g} % of its steps, whose number follows from the data: "
+    text = f"{path} warms up for {share} of its steps, whose number follows from the data: "
     text += f"{WARMUP}={recipe.schedule.warmup_steps} is assumed; write {WARMUP}=N, or train.steps=N for the length"
     return recipe, [Assumption(WARMUP, str(recipe.schedule.warmup_steps), text)]
 

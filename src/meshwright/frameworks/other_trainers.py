@@ -25,7 +25,7 @@ from meshwright.notes import no_notes
 from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import ConfigKey, override_keys
 from meshwright.recipes.key_maps.hugging_face import ARGUMENTS
-from meshwright.recipes.replacements import warmup_steps
+from meshwright.recipes.replacements import WarmupShare, warmup_steps
 from meshwright.recipes.types import Goal, Recipe
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _warmup(found: Mapping[str, object], kept: Mapping[str, str], recipe: Recipe
     has_length = any(_field(key) in ("train.steps", "train.epochs") for key in kept)
     if "max_samples" in found or not has_length:  # the steps of the epochs are those of fewer samples, or not stated
         return 0, []
-    known = warmup_steps(share, recipe)
+    known = warmup_steps(WarmupShare(share), recipe)
     return (0, []) if known is None else (known, list(given))
 
 

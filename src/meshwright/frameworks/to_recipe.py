@@ -18,7 +18,7 @@ from meshwright.models import ModelSpec, has_other_weights, reshape
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import resized
 from meshwright.recipes.model_changes import NUMBERS
-from meshwright.recipes.replacements import warmup_steps
+from meshwright.recipes.replacements import WarmupShare, warmup_steps
 from meshwright.recipes.types import Architecture, Engine, Goal, Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 
@@ -49,10 +49,10 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
     typed: dict[str, Any] = {}  # values that overrides set, by key
 
     @property
-    def warmup_share(self) -> float:
-        """The warmup as a share of the steps, which an override may set; 0 if it is a number of steps."""
+    def warmup_share(self) -> WarmupShare:
+        """The warmup as a share of the steps, unless the file or an override sets a number of steps."""
         stated = WARMUP in self.typed or WARMUP in self.mapped.source_keys
-        return 0.0 if stated else self.parsed.program.warmup_share
+        return WarmupShare() if stated else self.parsed.program.warmup_share
 
     @property
     def epoch_intervals(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue
 from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS, WSD_STYLES
 from meshwright.recipes.key_maps.hugging_face_removed import REMOVED
 from meshwright.recipes.overrides import translate_value
+from meshwright.recipes.replacements import WarmupShare
 from meshwright.recipes.types import Goal, recipe_fields
 from meshwright.recipes.values import parse
 
@@ -134,7 +135,7 @@ def read_arguments(args: Settings, goal: Goal) -> ProgramArguments:
     reader.read_dataset()
     reader.read_length()
     reader.read_schedule()
-    share = reader.read_warmup()
+    share = WarmupShare(reader.read_warmup())
     reader.read_interval(SAVES, "checkpoint.save_every", by_default=True)
     reader.read_interval(EVALUATIONS, "train.eval_every", by_default=False)
     open_fields = tuple(reader.open_fields)

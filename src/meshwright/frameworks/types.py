@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
+from meshwright.recipes.replacements import WarmupShare
 
 
 class SourcedValue(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     sources: Mapping[str, str] = {}  # recipe field → the argument that sets it
     lost: Mapping[str, str] = {}  # argument that no field carries → why
     open_fields: tuple[str, ...] = ()  # whose argument is known only when it runs
-    warmup_share: float = 0.0  # of the steps; 0: not given as a share
+    warmup_share: WarmupShare = WarmupShare()  # given, or the default of the program
     per_epoch: Mapping[str, str] = {}  # recipe field in steps → the argument that does it at the end of every epoch
     argv: tuple[SourcedValue, ...] = ()  # the command of a script: the program and its arguments as written
     fills: Mapping[str, str] = {}  # key that the config leaves open → the argument that fills it in

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from math import ceil
 from pathlib import Path
 
+import msgspec
+
 from meshwright import file_access
 from meshwright.clusters import cluster
 from meshwright.display import plural
@@ -175,11 +177,32 @@ def _epoch_steps(recipe: Recipe) -> float | None:
     return rows * (1 - recipe.data.validation_part) / recipe.train.global_batch_size or None
 
 
-def warmup_steps(share: float, recipe: Recipe) -> int | None:
+class WarmupShare(msgspec.Struct, frozen=True):
+    """A warmup as a share of the steps of the training, as transformers rounds it unless stated."""
+
+    share: float = 0.0  # 0: the warmup is not a share
+    most: int = 0  # steps that it does not exceed; 0: no limit
+    rounds_down: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether the warmup is a share."""
+        return self.share > 0
+
+    def __str__(self) -> str:
+        """Return the share in percent, with its limit."""
+        return f"{self.share * 100:g} %" + (f" (at most {self.most:,})" if self.most else "")
+
+    def of(self, steps: float) -> int:
+        """Return the steps of the warmup of a training of so many steps."""
+        found = int(self.share * steps + 1e-9) if self.rounds_down else ceil(self.share * steps)
+        return min(found, self.most) if self.most else found
+
+
+def warmup_steps(share: WarmupShare, recipe: Recipe) -> int | None:
     """Return the steps of a warmup that is a share of the training; None without one, or if the steps are unknown."""
     epochs = recipe.train.epochs
     steps = epochs * (_epoch_steps(recipe) or 0) if epochs else recipe.train.steps
-    return ceil(share * steps) if share and steps else None
+    return share.of(steps) if share and steps else None
 
 
 def held_out_data(text: str) -> str:

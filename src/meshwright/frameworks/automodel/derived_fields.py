@@ -13,8 +13,11 @@ from meshwright.frameworks.types import Settings
 from meshwright.models import Mamba2, ModelSpec
 from meshwright.recipes.adapter_targets import as_groups, target_names
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import validation_part
+from meshwright.recipes.replacements import WarmupShare
 from meshwright.recipes.types import Goal
 
+WARMUP_STEPS = "lr_scheduler.lr_warmup_steps"
+DEFAULT_WARMUP = WarmupShare(0.1, most=1000, rounds_down=True)  # min(1000, total_steps // 10)
 DEFAULT_SPLIT = "900,50,50"  # of MegatronPretraining: training, validation, test
 
 LORA_TARGETS = {
@@ -155,13 +158,20 @@ def _learning_rate_fields(settings: Settings) -> dict[str, Any]:
         fields["optimizer.weight_decay"] = 0.0
     if not any(key.startswith("lr_scheduler.") for key in settings):
         return {**fields, "schedule.name": "constant", "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
-    steps = setting_value(settings, "step_scheduler.max_steps")
-    if "lr_scheduler.lr_warmup_steps" not in settings:
-        fields["schedule.warmup_steps"] = min(1000, steps // 10) if isinstance(steps, int) and steps > 0 else 1000
+    if warmup := default_warmup(settings):
+        steps = setting_value(settings, "step_scheduler.max_steps")
+        fields["schedule.warmup_steps"] = warmup.of(steps) if isinstance(steps, int) and steps > 0 else warmup.most
     peak = setting_value(settings, "optimizer.lr")
     if "lr_scheduler.min_lr" not in settings:
         fields["schedule.min_lr"] = 0.01 * peak if isinstance(peak, float) and peak > 0 else 1e-5
     return fields
+
+
+def default_warmup(settings: Settings) -> WarmupShare:
+    """Return the warmup that LRSchedulerConfig.build computes from the total steps if the file sets none."""
+    scheduled = any(key.startswith("lr_scheduler.") for key in settings)
+    is_set = setting_value(settings, WARMUP_STEPS) is not None or getattr(settings.get(WARMUP_STEPS), "unresolved", "")
+    return DEFAULT_WARMUP if scheduled and not is_set else WarmupShare()
 
 
 def _lora_targets(settings: Settings, model: ModelSpec | None) -> tuple[str, ...]:

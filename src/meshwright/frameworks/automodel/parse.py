@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.automodel.derived_fields import (
     assumed_fields,
     assumptions,
+    default_warmup,
     derived_values,
     loads_weights,
     model_name,
@@ -34,7 +35,7 @@ from meshwright.frameworks.framework import Content, Framework, GpuRequest, Pars
 from meshwright.frameworks.key_table import near_name
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, from_sizes
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue
 from meshwright.models import ModelSpec, is_path, reshape
 from meshwright.recipes.types import Goal, Recipe
 from meshwright.rules.rule import Finding
@@ -279,6 +280,7 @@ def _parsed(
         },
         assumed=assumed_fields(effective),
         suppressed_rules=tuple(_suppressed(effective, model)),
+        program=ProgramArguments(warmup_share=default_warmup(effective)),
     )
 
 

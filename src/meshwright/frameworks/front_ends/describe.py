@@ -21,6 +21,7 @@ from meshwright.frameworks.front_ends.weights import (
 )
 from meshwright.frameworks.key_table import KeyTable, read_table
 from meshwright.frameworks.trl_data import is_of_command
+from meshwright.recipes.replacements import WarmupShare
 from meshwright.similar import closest
 
 Values = Mapping[str, Any]
@@ -64,6 +65,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
     is_of_command: Callable[[str], bool] = lambda key: False  # keys of its files for its command, not its arguments
     uses_click: bool = False  # parser of its command: click; else HfArgumentParser of transformers
+    warmup: WarmupShare = WarmupShare()  # if its file has neither warmup_steps nor warmup_ratio
     weights: Callable[[Values], WeightDtype] = trl_weights  # dtype in which all weights are trained
     keeps_dtype_in_fsdp2: bool = False  # whether FSDP2 leaves that dtype; Accelerate's own casts to fp32
     sharding: Mapping[str, Configs] = {}  # settings that shard the training, by table
@@ -226,6 +228,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         kernels=("use_dsv4_kernels", "use_glm_dsa_kernels", "fused_attn_kernel"),
         isolates=True,
         uses_click=True,
+        warmup=WarmupShare(0.03, most=100, rounds_down=True),  # core/builders/base.py: min(int(0.03 * steps), 100)
         weights=axolotl_weights,
         keeps_dtype_in_fsdp2=True,  # monkeypatch/accelerate/fsdp2.py replaces fsdp2_prepare_model, without the cast
         sharding={"axolotl": AXOLOTL},

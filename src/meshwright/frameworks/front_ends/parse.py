@@ -37,12 +37,13 @@ from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_args import BITS
-from meshwright.frameworks.trainer_fields import LISTS, WEIGHT_DTYPES
+from meshwright.frameworks.trainer_fields import LISTS, SCHEDULE, SHARE, WARMUPS, WEIGHT_DTYPES
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import quantized_bits
 from meshwright.recipes.adapter_targets import groups_of, require_targets
 from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, ZERO
+from meshwright.recipes.replacements import WarmupShare
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
@@ -254,10 +255,21 @@ def _parsed(
         assumed=assumed,
         program=msgspec.structs.replace(
             parsed.program,
+            warmup_share=_warmup(one, parsed, arguments),
             **_own_keys(one, known, settings, arguments, is_command),
             sharding=one.sharding.get(table_name, {}),
         ),
     )
+
+
+def _warmup(one: FrontEnd, parsed: ParsedConfig, arguments: Settings) -> WarmupShare:
+    """Return the warmup as a share of the steps: that of the file, or the front end's own if the file has none."""
+    stated = parsed.program.warmup_share
+    if stated:
+        return msgspec.structs.replace(stated, rounds_down=one.warmup.rounds_down)
+    is_set = any(name in arguments for name in (*WARMUPS, SHARE))
+    is_constant = str(getattr(arguments.get(SCHEDULE), "value", "")) == "constant"  # has none
+    return stated if is_set or is_constant else one.warmup
 
 
 def _switches_without_value(one: FrontEnd, content: Content, known: KeyTable) -> Iterator[Finding]:

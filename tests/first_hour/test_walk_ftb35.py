@@ -1,0 +1,81 @@
+"""Fine-tuning with files of other trainers: warmups by default, padding, and steps of packed texts."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATASETS = "nemo_automodel.components.datasets.llm.column_mapped_text_instruction_dataset"
+AUTOMODEL = f"""\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {{global_batch_size: 64, local_batch_size: 4, num_epochs: 3}}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+  torch_dtype: bf16
+peft: {{_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, dim: 16, alpha: 32}}
+distributed: {{strategy: fsdp2, tp_size: 1, cp_size: 1}}
+dataset:
+  _target_: {DATASETS}.ColumnMappedTextInstructionDataset
+  path_or_dataset_id: tickets.jsonl
+  column_mapping: {{question: prompt, answer: completion}}
+packed_sequence: {{packed_sequence_size: 0}}
+dataloader:
+  _target_: torchdata.stateful_dataloader.StatefulDataLoader
+  collate_fn: nemo_automodel.components.datasets.utils.default_collater
+optimizer: {{_target_: torch.optim.Adam, lr: 1.0e-4, weight_decay: 0}}
+lr_scheduler: {{lr_decay_style: cosine, min_lr: 1.0e-6}}
+"""
+AXOLOTL = """\
+base_model: Qwen/Qwen2.5-1.5B-Instruct
+datasets: [{path: tickets.jsonl, type: alpaca}]
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+sequence_len: 2048
+micro_batch_size: 4
+gradient_accumulation_steps: 8
+num_epochs: 3
+learning_rate: 0.0001
+optimizer: adamw_torch
+bf16: true
+"""
+TOO_LONG = "learning_rate.warmup-too-long"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    rows = [{"prompt": "p" * int(draw.lognormvariate(6, 0.8)), "completion": "refund"} for _ in range(2000)]
+    Path("tickets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("am.yaml").write_text(AUTOMODEL)
+
+
+@pytest.mark.parametrize("verb", ["check", "recommend", "estimate"])
+def test_automodels_default_warmup_is_a_tenth_of_the_counted_steps(meshwright: Any, verb: str) -> None:
+    answer = meshwright(verb, "am.yaml", "--gpus", "2xRTX6000Ada")
+    assert TOO_LONG not in answer.out
+    if verb != "check":  # 2,000 rows, 64 per step, 3 epochs: 94 steps
+        assert "schedule.warmup_steps=9, 10 % (at most 1,000) of the 94 steps counted in the data" in answer.out
+
+
+@pytest.mark.parametrize(("typed", "warmup"), [("train.steps=200", 20), ("train.steps=90000", 1000)])
+def test_automodels_default_warmup_follows_typed_steps(meshwright: Any, typed: str, warmup: int) -> None:
+    out = meshwright("import", "am.yaml", "--gpus", "2xRTX6000Ada", typed).out
+    assert f"warmup_steps = {warmup}\n" in f"{out}\n"
+
+
+def test_a_stated_warmup_is_still_found_too_long(meshwright: Any) -> None:
+    Path("am.yaml").write_text(AUTOMODEL.replace("lr_decay_style", "lr_warmup_steps: 1000, lr_decay_style"))
+    assert TOO_LONG in meshwright("check", "am.yaml", "--gpus", "2xRTX6000Ada").out
+
+
+@pytest.mark.parametrize(("line", "is_too_long"), [("", False), ("warmup_ratio: 0.7\n", True)])
+def test_axolotls_warmup_is_a_share_of_the_counted_steps(meshwright: Any, line: str, is_too_long: bool) -> None:
+    Path("ax.yaml").write_text(AXOLOTL + line)
+    assert (TOO_LONG in meshwright("check", "ax.yaml", "--gpus", "2xRTX6000Ada").out) is is_too_long
