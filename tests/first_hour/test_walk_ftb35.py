@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from meshwright.recipes import overrides
+from meshwright.recipes.padding import padding_of
+from meshwright.recipes.types import Recipe
+
 DATASETS = "nemo_automodel.components.datasets.llm.column_mapped_text_instruction_dataset"
 AUTOMODEL = f"""\
 recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -79,3 +83,43 @@ def test_a_stated_warmup_is_still_found_too_long(meshwright: Any) -> None:
 def test_axolotls_warmup_is_a_share_of_the_counted_steps(meshwright: Any, line: str, is_too_long: bool) -> None:
     Path("ax.yaml").write_text(AXOLOTL + line)
     assert (TOO_LONG in meshwright("check", "ax.yaml", "--gpus", "2xRTX6000Ada").out) is is_too_long
+
+
+def test_automodel_pads_to_the_longest_of_a_micro_batch(meshwright: Any) -> None:
+    def tokens(*changes: str) -> float:
+        found = meshwright("estimate", "am.yaml", "--gpus", "2xRTX6000Ada", *changes, "--json").json
+        return float(found["budget"]["tokens"])
+
+    own = 3 * Path("tickets.jsonl").stat().st_size / 4
+    assert tokens("layout.micro_batch_size=1") == pytest.approx(own, rel=0.05)
+    assert 1.2 * own < tokens("layout.micro_batch_size=2") < tokens("layout.micro_batch_size=4") < 94 * 64 * 2048
+    out = meshwright("recommend", "am.yaml", "--gpus", "2xRTX6000Ada", "layout.micro_batch_size=1").out
+    assert "not padded in micro batches of one sample" in out
+    assert "padded to 2,048" not in out
+    assert "pack the samples" not in out
+
+
+def test_automodel_pads_to_the_length_if_the_dataset_says_so(meshwright: Any) -> None:
+    Path("am.yaml").write_text(AUTOMODEL.replace("  path_or", "  seq_length: 512\n  padding: max_length\n  path_or"))
+    out = meshwright("estimate", "am.yaml", "--gpus", "2xRTX6000Ada").out
+    assert "padded to 512)" in out
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "padded"),
+    [
+        ("meshwright", (), "seq_length"),
+        ("meshwright", ("data.group_by_length=true",), "step"),
+        ("automodel", (), "micro_batch"),
+        ("automodel", ("data.pad_to_max_length=true",), "seq_length"),
+        ("fsdp1", (), "micro_batch"),
+        ("deepspeed", (), "micro_batch"),
+        ("deepspeed", ("data.packing=true",), "packed"),
+        ("megatron", (), "micro_batch"),
+        ("megatron", ("layout.pp=2",), "seq_length"),
+        ("torchtitan", (), "seq_length"),
+    ],
+)
+def test_every_engine_pads_as_its_collator_does(engine: Any, changes: tuple[str, ...], padded: str) -> None:
+    blank = Recipe(name="", model="", goal="sft", cluster="8xH100")
+    assert padding_of(overrides.apply(blank, changes), engine).to == padded

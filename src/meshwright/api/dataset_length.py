@@ -21,7 +21,8 @@ from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Data, Recipe, recipe_fields
+from meshwright.recipes.padding import padding_of
+from meshwright.recipes.types import Data, Engine, Recipe, recipe_fields
 from meshwright.rules import Finding
 from meshwright.rules.data import few_steps, needs_equal_lengths, streams_unknown_lengths
 
@@ -30,8 +31,8 @@ MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should
 MAX_TOKENIZED_BYTES = 2**24  # larger files are tokenized by samples and train only
 MANY_PASSES = 5  # as train warns
 USUAL_EPOCHS = 3
-WINDOW_STEPS, WIDTH_MULTIPLE = 64, 64  # as the engine groups samples by length
-OUR_ENGINE, PADS_MICRO_BATCHES = "meshwright", ("fsdp1", "deepspeed")  # the latter by the collators of transformers
+WINDOW_STEPS = 64  # in which the engine groups samples by length
+OUR_ENGINE: Engine = "meshwright"
 FEW_UPDATES, USUAL_UPDATES = 50, 100  # of a fine-tuning; with fewer, an adapter is hardly trained
 SMALLEST_BATCH = 8  # that is recommended for more updates: gradients of fewer samples are noisy
 WORTH_IT = 1.25  # times fewer tokens from which packing is suggested
@@ -48,7 +49,7 @@ class _Counted(msgspec.Struct, frozen=True):
     packed_tokens: float = 0.0  # of all documents, if they are packed
 
 
-def epochs_of(recipe: Recipe, engine: str = OUR_ENGINE) -> Epochs | None:
+def epochs_of(recipe: Recipe, engine: Engine = OUR_ENGINE) -> Epochs | None:
     """Return the samples that a recipe's epochs over a local file or folder have; None if they are not known."""
     epochs = recipe.train.epochs
     counted = _count(recipe, engine) if epochs else None
@@ -75,7 +76,7 @@ def epochs_beside(folder: Path | None) -> Callable[[Recipe], Epochs | None]:
     return count
 
 
-def batch_for_updates(recipe: Recipe, world: int, engine: str = OUR_ENGINE) -> tuple[int, str] | None:
+def batch_for_updates(recipe: Recipe, world: int, engine: Engine = OUR_ENGINE) -> tuple[int, str] | None:
     """Return a batch that gives a fine-tuning enough updates of the user's data, and why; None if it has enough."""
     epochs = epochs_of(recipe, engine) if recipe.goal != "pretrain" and not recipe.benchmark else None
     now, least = recipe.train.global_batch_size, max(SMALLEST_BATCH, world)
@@ -97,18 +98,18 @@ def _updates(epochs: Epochs, batch: int) -> int:
     return ceil(epochs.samples / batch)
 
 
-def sample_width(recipe: Recipe, engine: str = OUR_ENGINE) -> float | None:
+def sample_width(recipe: Recipe, engine: Engine = OUR_ENGINE) -> float | None:
     """Return the tokens per sample that steps of unequal width have on average; None if it is not known or constant.
 
-    A step of our engine that is grouped by length is as wide as its longest sample, rounded up; without grouping
-    every sample has data.seq_length tokens. The collators of the Trainer and TRL pad to the longest row of a micro
-    batch, whether or not they group.
+    Samples are as wide as the longest one of their step or micro batch, where the engine pads to it.
     """
-    by_micro_batch = engine in PADS_MICRO_BATCHES and not recipe.data.packing
-    lengths = _own_lengths(recipe)
-    if lengths is None or not (recipe.data.group_by_length or by_micro_batch):
+    padding = padding_of(recipe, engine)
+    if padding.to not in ("step", "micro_batch"):
         return None
-    size = recipe.layout.micro_batch_size if by_micro_batch else recipe.train.global_batch_size
+    lengths = _own_lengths(recipe)
+    if lengths is None:
+        return None
+    size = recipe.layout.micro_batch_size if padding.to == "micro_batch" else recipe.train.global_batch_size
     shuffled = np.random.default_rng(0).permutation(lengths)
     if len(shuffled) < size:
         shuffled = np.resize(shuffled, size)
@@ -116,7 +117,7 @@ def sample_width(recipe: Recipe, engine: str = OUR_ENGINE) -> float | None:
     if recipe.data.group_by_length:
         windows = [np.sort(window) for window in windows]
     widths = np.concatenate([np.maximum.reduceat(window, range(0, len(window), size)) for window in windows])
-    rounded = widths if by_micro_batch else np.ceil(widths / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    rounded = np.ceil(widths / padding.multiple) * padding.multiple if padding.multiple > 1 else widths
     return float(np.minimum(rounded, recipe.data.seq_length).mean())
 
 
@@ -270,7 +271,7 @@ def _mean(recipe: Recipe, tokens: float) -> str:
     return f"about {tokens:,.0f} tokens ({how})"
 
 
-def _count(recipe: Recipe, engine: str = OUR_ENGINE) -> _Counted | None:
+def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
     """Return the samples of a local file or folder; None if they are not known."""
     data = recipe.data
     path = Path(data.dataset).expanduser()
@@ -301,8 +302,10 @@ def _count(recipe: Recipe, engine: str = OUR_ENGINE) -> _Counted | None:
     mean = float(np.minimum(lengths, data.seq_length).mean())
     width = sample_width(recipe, engine)
     how = f"padded to {data.seq_length:,}"
-    if width and engine in PADS_MICRO_BATCHES:
+    if width and padding_of(recipe, engine).to == "micro_batch":
         how = f"padded to the longest of a micro batch, {width:,.0f} on average"
+        if recipe.layout.micro_batch_size == 1:
+            how = "not padded in micro batches of one sample"
     elif width:
         how = f"in steps of {width:,.0f} on average"
     return _Counted(samples, f"{shown} of about {mean:,.0f} tokens, {how}")

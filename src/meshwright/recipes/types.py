@@ -69,7 +69,9 @@ class Data(Section, frozen=True):
     blend: Annotated[dict[str, float], contract("data sources and their weights; empty means one source")] = {}
     seq_length: Annotated[int, contract("tokens in one sample", ge=1)] = 4096
     packing: Annotated[bool, contract("pack several documents into one sample, masked from each other")] = False
-    pad_to_max_length: Annotated[bool, layout("pad packed samples to one static length")] = False
+    pad_to_max_length: Annotated[
+        bool, layout("pad all samples to one static length, on engines that pad to the longest")
+    ] = False
     images: Annotated[bool, contract("samples contain images or video")] = False
     columns: Annotated[
         dict[str, str],

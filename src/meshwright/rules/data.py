@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
+from meshwright.recipes.padding import padding_of
 from meshwright.recipes.text_data import INSTRUCTION_SETS as INSTRUCTIONS
 from meshwright.rules.memory import MEMORY_FIXES
 from meshwright.rules.model_families import is_glm45, is_qwen3_next, is_qwen35
@@ -150,15 +151,24 @@ def attention_crosses_documents(c: Case) -> Column:
     return c.packing & (c.attention == "eager")
 
 
+def _padded_to(c: Case) -> str:
+    if padding_of(c.recipe, c.engine).to != "micro_batch":
+        return f"are padded to {c.seq_length} tokens each"
+    if c.micro_batch_size == 1:
+        return "run one at a time, in matrices that are small for a GPU"
+    return f"are padded to the longest of a micro batch, at most {c.seq_length} tokens"
+
+
 @rule(
     "data.padding-waste",
     "advice",
     "packing",
     engines=("meshwright", "megatron", "automodel"),
-    message="short instruction samples are padded to {seq_length} tokens each",
-    symptom="most of the step is spent on padding tokens",
+    message="short instruction samples {padded}",
+    symptom="most of the step is spent on padding tokens, or on small matrices",
     cause="samples of instruction datasets have a few hundred tokens",
     fixes=({"packing": [True]}, {"packing": [True], "micro_batch_size": [1]}),
+    values={"padded": _padded_to},
 )
 def short_samples_padded(c: Case) -> Column:
     refuses = (is_glm45(c) | is_qwen3_next(c) | is_qwen35(c)) & (c.engine == "megatron")

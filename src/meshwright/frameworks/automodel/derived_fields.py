@@ -83,6 +83,8 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
         fields["data.seq_length"] = _default_length(settings)
     elif (max_length := _max_sample_length(settings)) is not None:
         fields["data.seq_length"] = max_length
+    if text_setting(settings, "dataset.padding") == "max_length":
+        fields["data.pad_to_max_length"] = True
     if not any(key.startswith("dataset.") for key in settings):
         fields["data.dataset"] = "unknown"
     if goal == "pretrain" and model is not None and model.moe is not None and model.moe.balance_bias:

@@ -95,6 +95,7 @@ ARGUMENTS = (
     ConfigKey("seed", "train.seed"),
     ConfigKey("eval_steps", "train.eval_every"),
     ConfigKey("packing", "data.packing"),
+    ConfigKey("pad_to_max_length", "data.pad_to_max_length"),
     ConfigKey("group_by_length", "data.group_by_length"),
     ConfigKey("train_sampling_strategy", "data.group_by_length", {"group_by_length": "true", "random": "false"}),
     ConfigKey("truncation_mode", "data.truncation", TRUNCATIONS),
