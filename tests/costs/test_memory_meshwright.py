@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.dryrun_cases import CASES, recipe_of
 
+import meshwright as mw
 from meshwright import clusters, costs
 from meshwright.costs.accuracy import compare
 from meshwright.costs.measurements import read
@@ -208,12 +209,24 @@ def test_scans_save_convolution_outputs_and_a_state_per_block_but_the_first():
     layer = next(group.layer for group in model.groups if isinstance(group.layer.mixer, Mamba2))
     mixer = layer.mixer
     for tp, states in ((1, 7), (4, 1)):
-        values = {"tp": tp, "sp": tp > 1, "seq_length": 8192}
+        values = {"tp": tp, "sp": tp > 1, "seq_length": 8192, "scan": "torch"}
         kept = layer_activation_bytes(case(model, "8xH100", **values), layer)["scan"]
         tokens = 4 * mixer.conv_width + 4 * mixer.inner
         assert kept == pytest.approx((tokens + 4 * mixer.inner * mixer.state * states / 8192) / tp)
         packed = layer_activation_bytes(case(model, "8xH100", packing=True, **values), layer)["scan"]
         assert packed == pytest.approx(1.33 * tokens / tp)  # documents are shorter than blocks, their rows longer
+        fused = layer_activation_bytes(case(model, "8xH100", packing=True, **(values | {"scan": "auto"})), layer)
+        assert fused["scan"] == pytest.approx((tokens - 2 * mixer.conv_width) / tp)  # no rows, one convolution output
+
+
+def test_joined_projections_of_state_space_layers_match_an_h200():
+    """Nemotron Nano 9B v2, LoRA on packed samples of 4,096 tokens: 47.4 and 71.0 GiB with one and two at a time."""
+    question = {"gpus": "1xH200", "goal": "lora"}
+    fixed = ["layout.recompute=none", "kernels.compile=true", "kernels.loss=vocab_parallel", "layout.tp=1"]
+    for size, measured in ((1, 47.4), (2, 71.0)):
+        batch = [f"layout.micro_batch_size={size}", f"train.global_batch_size={size}", "data.seq_length=4096"]
+        memory = mw.estimate("nemotron_nano_9b_v2", overrides=[*fixed, *batch], **question).estimate.memory
+        assert memory.total - memory.overhead == pytest.approx(measured, rel=0.02)
 
 
 def test_delta_rules_save_inputs_and_a_state_per_block_but_the_first():
@@ -222,7 +235,7 @@ def test_delta_rules_save_inputs_and_a_state_per_block_but_the_first():
     model = find("qwen3_next_80b_a3b")
     layer = next(group.layer for group in model.groups if isinstance(group.layer.mixer, GatedDelta))
     mixer = layer.mixer
-    kept = layer_activation_bytes(case(model, "8xH100", seq_length=4096), layer)["scan"]
+    kept = layer_activation_bytes(case(model, "8xH100", seq_length=4096, scan="torch"), layer)["scan"]
     widths = 4 * (2 * mixer.k_width + mixer.v_width) + 4 * mixer.v_width
     state = 4 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim  # 2 MiB: 16 chunks of 64 tokens in 32 MiB
     assert kept == pytest.approx(widths + 6 * mixer.v_heads + 3 * state / 4096)

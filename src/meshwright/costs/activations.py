@@ -70,7 +70,8 @@ def linear_input_bytes(case: Case, *, expert: bool = False) -> int:
     """
     if case.matmul != "same" and case.engine == "megatron":
         return 1
-    again = case.matmul in CAST_AGAIN and case.compile and memory_profile(case).casts_again and not expert
+    casts_again = memory_profile(case).casts_again and case.goal != "peft"  # adapters read what was not cast
+    again = case.matmul in CAST_AGAIN and case.compile and casts_again and not expert
     return 0 if again else BYTES[case.compute]
 
 
@@ -177,15 +178,20 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
 
 def _rows_of_documents(case: Case) -> float:
     """Return the memory of packed samples over that of their tokens, in layers that isolate documents."""
-    return (memory_profile(case).document_rows or 1.0) if case.packing else 1.0
+    return (memory_profile(case).document_rows or 1.0) if case.packing and case.scan == "torch" else 1.0
 
 
 def _scan_parts(case: Case, mixer: Mamba2) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     linear = mixer.inner + mixer.conv_width + mixer.heads
     states = 4 * mixer.inner * mixer.state * _saved_states(case, _scan_block(case, mixer))
-    convolved = 2 * size * mixer.conv_width * memory_profile(case).plain_convolutions
+    convolved = _saved_convolutions(case) * size * mixer.conv_width * memory_profile(case).plain_convolutions
     return {"proj": size * linear / tp, "scan": (convolved + 2 * size * mixer.inner + states) / tp}
+
+
+def _saved_convolutions(case: Case) -> int:
+    """Return how often a mixer saves what it convolves: before and after the activation, unless one kernel does both."""
+    return 2 if case.scan == "torch" else 1
 
 
 def _scan_block(case: Case, mixer: Mamba2) -> Column:
@@ -224,11 +230,11 @@ def _delta_parts(case: Case, mixer: GatedDelta) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     conv = 2 * mixer.k_width + mixer.v_width
     bound = memory_profile(case).delta_block_bytes
-    if bound:  # convolution output before and after its activation; one state per block of chunks
+    if bound:  # one state per block of chunks
         states = 4 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim
         chunks = smaller(larger(1, bound // (states / tp)), larger(1, case.seq_length // DELTA_CHUNK))
         inside = (4 + size) * mixer.v_heads + states * _saved_states(case, DELTA_CHUNK * chunks)
-        scan = size * (2 * conv + 2 * mixer.v_width) + inside
+        scan = size * (_saved_convolutions(case) * conv + 2 * mixer.v_width) + inside
     else:
         repeated = 2 * mixer.v_heads * mixer.k_head_dim  # q and k, normalized and repeated to the value heads
         inside = 4 * mixer.v_heads * DELTA_CHUNK + 8 * mixer.v_heads  # triangular factors of a chunk, gates

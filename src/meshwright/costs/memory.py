@@ -441,8 +441,21 @@ def logit_bytes(case: Case) -> tuple[Column, Column]:
 def _activations(case: Case, pipeline: Stages) -> tuple[Column, Column]:
     """Return the activation bytes saved by all micro batches in flight, and the working set of one layer."""
     saved, moved, working = _per_token(case, pipeline)
-    saved = (saved - moved) * in_flight(case, pipeline) * tokens(case)
-    return saved, working * tokens(case)
+    saved = (saved - moved) * tokens(case) + _joined_weights(case, pipeline)
+    return saved * in_flight(case, pipeline), working * tokens(case)
+
+
+def _joined_weights(case: Case, pipeline: Stages) -> Column:
+    """Return the bytes of the weights that a forward pass joins from segments and saves: of state-space layers."""
+    if not memory_profile(case).joins_segments:
+        return 0.0
+    widths = [
+        number * (layer.mixer.inner + layer.mixer.conv_width + layer.mixer.heads)
+        for layer, number in pipeline.layers
+        if isinstance(layer.mixer, Mamba2)
+    ]
+    saved = BYTES[case.compute] * case.model.hidden * sum(widths, start=0.0) / case.tp
+    return where(case.recompute == "full", 1 - recomputed_share(case, pipeline), 1.0) * saved
 
 
 def offloaded_per_micro_batch(case: Case, pipeline: Stages) -> Column:

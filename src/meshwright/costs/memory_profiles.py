@@ -68,6 +68,7 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scan_gib: float = 0.0
     delta_block_bytes: float = 0.0
     document_rows: float = 0.0
+    joins_segments: bool = False
 
 
 @cache
