@@ -190,7 +190,7 @@ def _scan_parts(case: Case, mixer: Mamba2) -> Parts:
 
 
 def _saved_convolutions(case: Case) -> int:
-    """Return how often a mixer saves what it convolves: before and after the activation, unless one kernel does both."""
+    """Return how often a mixer saves what it convolves: before and after the activation if no kernel does both."""
     return 2 if case.scan == "torch" else 1
 
 
