@@ -23,6 +23,7 @@ from .catalogue import (
     shipped_id,
     without_hub_url,
 )
+from .class_names import require_known_class
 from .other_heads import require_language_model
 from .quantization import Quantization, quantization_of
 from .reader import MAX_BYTES as MAX_CONFIG_BYTES
@@ -93,6 +94,7 @@ __all__ = [
     "quantized_words",
     "reference",
     "releases",
+    "require_known_class",
     "require_language_model",
     "reshape",
     "same_model",

@@ -16,6 +16,7 @@ from meshwright import extensions, file_access, hub
 from meshwright.errors import InputError, unknown
 from meshwright.notes import note
 
+from .class_names import note_unknown_class
 from .reader import load_config, spec_from_config
 from .readers.unread import collect_unread
 from .spec import ModelSpec
@@ -530,6 +531,7 @@ def _from_path(text: str) -> ModelSpec:
             spec = spec_from_config(config, name or "model", source=text)
     except InputError as error:
         raise InputError(f"{error.reason} (in {text})", error.field, error.value, error.fix) from error
+    note_unknown_class(config, name or text)
     if unread:
         own = ", and the code that auto_map names is never run" if config.get("auto_map") else ""
         note(f"{text}: not read for {spec.model_type}: {', '.join(unread)}; all figures are without it{own}")

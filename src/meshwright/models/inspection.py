@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.notes import note
 from meshwright.stages import stage
 
+from .class_names import buildable, classes_of
 from .readers.decoder import grouped
 from .readers.fields import MAX_SIZE
 from .spec import MLA, Attention, Compressor, Dense, Ffn, Layer, LinearMixer, Mixer, ModelSpec, MoE
@@ -27,6 +26,7 @@ MAX_LAYERS = 1_000  # that are built; no published model has half as many
 PROGRAM = "meshwright.engine.architecture"
 WAY_OUT = "pip install transformers: then any of its causal language models is inspected"
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
+_MASKED_MODELS = ("MODEL_FOR_MASKED_LM_MAPPING_NAMES",)
 _FFN = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "shared_expert", "dense_h_to_4h", "dense_4h_to_h")
 
 
@@ -35,40 +35,15 @@ def has_transformers() -> bool:
     return find_spec("transformers") is not None and find_spec("torch") is not None
 
 
-_LANGUAGE_MODELS = (
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
-)
-_MASKED_MODELS = ("MODEL_FOR_MASKED_LM_MAPPING_NAMES",)
-
-
-@lru_cache(maxsize=2)
-def _buildable(tables: tuple[str, ...] = _LANGUAGE_MODELS) -> frozenset[str]:
-    """Return the model types and classes that transformers builds as language models, read without importing it."""
-    package = find_spec("transformers")
-    where = Path(package.origin or "").parent / "models" / "auto" / "modeling_auto.py" if package else Path()
-    try:
-        text = where.read_text("utf-8")
-    except OSError:
-        return frozenset()
-    found = set[str]()
-    for table in tables:
-        rows = text.partition(f"{table} = OrderedDict(")[2].partition("\n)\n")[0]
-        found.update(re.findall(r'"([^"]+)"', rows))
-    return frozenset(found)
-
-
 def is_encoder(model_type: object) -> bool:
     """Return whether transformers trains this type as a masked language model: bert, modernbert, xlm-roberta."""
-    return model_type in _buildable(_MASKED_MODELS)
+    return model_type in buildable(_MASKED_MODELS)
 
 
 def can_inspect(config: Mapping[str, Any]) -> bool:
     """Return whether transformers is installed and builds a language model of this type or class."""
-    classes = config.get("architectures")
-    named = [config.get("model_type"), *(classes if isinstance(classes, list) else ())]
-    return has_transformers() and any(name in _buildable() for name in named if isinstance(name, str))
+    named = [config.get("model_type"), *classes_of(config)]
+    return has_transformers() and any(name in buildable() for name in named if isinstance(name, str))
 
 
 def inspected_spec(config: Mapping[str, Any], name: str, why: str = "") -> ModelSpec:

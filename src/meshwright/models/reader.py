@@ -12,6 +12,7 @@ import msgspec
 from meshwright import file_access, json_text
 from meshwright.errors import InputError
 
+from .class_names import with_known_type
 from .inspection import WAY_OUT, can_inspect, has_transformers, inspected_spec
 from .quantization import quantization_of
 from .readers import diffusion, gpt2, nemotron
@@ -91,7 +92,13 @@ def load_config(path: str | Path) -> dict[str, Any]:
         raise InputError(f"the file is not valid JSON: {problem}", field="model", value=str(file)) from problem
     if not isinstance(data, dict):
         raise InputError("the file must contain a JSON object", field="model", value=str(file))
-    return data
+    return with_known_type(data, _shown_name(file))
+
+
+def _shown_name(file: Path) -> str:
+    """Return the name of a file's model: one note for a relative and an absolute path."""
+    whole = Path(os.path.abspath(file))
+    return whole.parent.name if whole.name == "config.json" else whole.name
 
 
 def decode_float(values: dict[str, Any]) -> Any:

@@ -17,8 +17,10 @@ from meshwright.engine.hf_io.find import FIELD, read_json
 from meshwright.engine.hf_io.layout_map import Box, Shape, TensorLocation, local_views, locate_tensors
 from meshwright.engine.hf_io.name_map import FileTensor, NameMap, build_name_map
 from meshwright.engine.hf_io.quantized import QuantizedFolder, open_folder
+from meshwright.engine.model.build import builds_own_class
 from meshwright.errors import InputError, closest, some
 from meshwright.hub import CONFIG
+from meshwright.models import require_known_class
 
 # Keys of config.json that do not affect what a model computes, or that training changes on purpose.
 IGNORED_CONFIG_KEYS = (
@@ -56,6 +58,8 @@ class FolderWeights:
     def __init__(self, folder: Path, names: NameMap) -> None:
         self.folder, self.names = folder, names
         self.config = read_json(folder / CONFIG)
+        if not builds_own_class():
+            require_known_class(self.config, str(folder), FIELD)
         self.files = open_folder(folder)
         self.ignored: list[str] = []
         self.file_tensors = self._group_by_name(self.files.file_of)

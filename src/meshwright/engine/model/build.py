@@ -84,7 +84,7 @@ def _set_present(config: Any, values: Mapping[str, Any]) -> None:
 
 def runs_own_layers(config: Any) -> bool:
     """Return whether the engine runs the model layer by layer, with its own attention; else transformers runs it."""
-    if _own_class.get() is not None or getattr(config, "vision_config", None) is not None:
+    if builds_own_class() or getattr(config, "vision_config", None) is not None:
         return True
     return has_own_layers(config.model_type)
 
@@ -103,6 +103,11 @@ def building(model_class: type | None) -> Iterator[None]:
         yield
     finally:
         _own_class.reset(before)
+
+
+def builds_own_class() -> bool:
+    """Return whether models are built with a user's class here."""
+    return _own_class.get() is not None
 
 
 def build_model(config: Any, dtype: torch.dtype, mtp: bool = False, attention_kind: str | None = None) -> nn.Module:

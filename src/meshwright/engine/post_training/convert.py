@@ -29,7 +29,7 @@ from meshwright.engine.post_training.open_checkpoint import (
 from meshwright.engine.rank_env import Process
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError
-from meshwright.models import quantization_of
+from meshwright.models import load_config, quantization_of
 from meshwright.notes import note
 from meshwright.recipes.types import Kernels, Layout, Recipe
 from meshwright.stages import stage
@@ -345,16 +345,14 @@ def _dequantize(source: Path, folder: Path, options: ConvertOptions) -> None:
     import torch
 
     from meshwright.engine import hf_io
-    from meshwright.engine.hf_io.find import read_json
     from meshwright.engine.hf_io.layout_map import TensorLocation
     from meshwright.engine.hf_io.name_map import build_name_map
     from meshwright.engine.hf_io.read import FolderWeights
     from meshwright.engine.model.build import transformers_config
     from meshwright.engine.model.mtp import mtp_depth
     from meshwright.engine.parallelize.fsdp import DTYPES
-    from meshwright.hub import CONFIG
 
-    config = transformers_config(read_json(source / CONFIG))
+    config = transformers_config(load_config(source))
     dtype = DTYPES[options.dtype or "bf16"]
     weights = FolderWeights(source, build_name_map(config, mtp=mtp_depth(config.get_text_config()) == 1))
     names = weights.names

@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
+from meshwright.notes import note
+
+SENT_AS_TURN = "the prompt is sent as a user turn, with the tokenizer's chat template; --raw sends it as plain text"
+SENT_PLAIN = "the prompt is sent as plain text, as the run was pretrained on; --chat sends it as a user turn"
 
 
 class GenerateOptions(msgspec.Struct, frozen=True):
@@ -18,7 +22,7 @@ class GenerateOptions(msgspec.Struct, frozen=True):
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0
     seed: int = 0
-    chat: bool | None = None  # the prompt as a user turn; None: if the tokenizer has a chat template
+    chat: bool | None = None  # as a user turn; None: if the tokenizer has a template and the run did not pretrain
     system: str | None = None  # message before the prompt
 
 
@@ -39,16 +43,26 @@ def generate(path: str, prompt: str, options: GenerateOptions, which: str | None
 
     from meshwright.engine.data.tokenizers import load_tokenizer
     from meshwright.engine.post_training.convert import as_model_folder
-    from meshwright.engine.post_training.open_checkpoint import find_checkpoint, load_model, require_tokenizer
+    from meshwright.engine.post_training.open_checkpoint import (
+        find_checkpoint,
+        is_pretrained_only,
+        load_model,
+        require_tokenizer,
+    )
 
     if not prompt:
         raise InputError("the prompt is empty", field="prompt", value="")
     turns = _turns(prompt, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with as_model_folder(str(find_checkpoint(path, which).path)) as folder:
+    found = find_checkpoint(path, which)
+    with as_model_folder(str(found.path)) as folder:
         tokenizer = load_tokenizer(require_tokenizer(folder, path))
         model = load_model(folder).to(device)
-    ids, chat = _prompt_ids(tokenizer, turns or prompt, options.chat)
+    wanted = options.chat
+    if wanted is None and not turns and tokenizer.chat_template:
+        wanted = not is_pretrained_only(found)
+        note(SENT_AS_TURN if wanted else SENT_PLAIN)
+    ids, chat = _prompt_ids(tokenizer, turns or prompt, wanted)
     if not ids:
         raise InputError("the tokenizer makes no tokens of this prompt", field="prompt", value=prompt)
     torch.manual_seed(options.seed)

@@ -152,11 +152,12 @@ def recipe_of(checkpoint: Path) -> tuple[Recipe, dict[str, Any]]:
         if section == "config":
             config[name] = value
         elif key == CLASS_KEY:
+            class_name, exported = str(value).rpartition(".")[2], checkpoint.parent.parent / "model"
             raise InputError(
                 f"was trained with {value}, a class of the program that trained it; only that program can build it",
                 field=FIELD,
                 value=str(checkpoint),
-                fix=(f"{checkpoint.parent.parent / 'model'} has the exported model, if the run has ended",),
+                fix=(f"in that program, {class_name}.from_pretrained('{exported}'), if the run has ended",),
             )
         elif key == LOSS_KEY:
             continue
@@ -196,6 +197,18 @@ def has_adapters(found: FoundCheckpoint) -> bool:
     if found.type in ("run", "checkpoint"):
         return recipe_of(resolve_checkpoint(found))[0].goal == "peft"
     return found.type == "adapters"
+
+
+def is_pretrained_only(found: FoundCheckpoint) -> bool:
+    """Return whether a run pretrained these weights, or continued to: it saw plain text, no turns of a conversation."""
+    from meshwright.engine.checkpoint.folder import Folder
+
+    if found.type == "checkpoint":
+        return recipe_of(found.path)[0].goal == "pretrain"
+    run = Folder(found.path.absolute().parent)  # of a model that a run exported
+    if found.type != "model" or found.path.name != "model" or not run.steps():
+        return False
+    return recipe_of(run.step_path(run.steps()[-1]))[0].goal == "pretrain"
 
 
 def load_model(folder: Path, dtype: Any = "auto") -> Any:
@@ -277,14 +290,19 @@ def _check_files(folder: Path, single: str) -> None:
 def _transformers_model(folder: Path, dtype: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from meshwright.engine.hf_io.find import WEIGHTS
+    from meshwright.engine.hf_io.find import WEIGHTS, read_json
+    from meshwright.hub import CONFIG
+    from meshwright.models import load_config, require_known_class
 
     _check_files(folder, WEIGHTS)
+    values = load_config(folder)
+    require_known_class(values, str(folder), FIELD)
+    renamed = values.get("model_type") != read_json(folder / CONFIG).get("model_type")
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(folder, **safe)
+        config = AutoConfig.for_model(**values) if renamed else AutoConfig.from_pretrained(folder, **safe)
         model_class: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
         with no_progress():
-            return model_class.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe).eval()
+            return model_class.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True, **safe).eval()
     except (OSError, ValueError) as error:
         raise InputError(first_line(error), field=FIELD, value=str(folder)) from None
