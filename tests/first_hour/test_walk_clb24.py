@@ -117,7 +117,7 @@ def test_an_accelerate_job_keeps_deepspeed_and_its_config(folder: Path) -> None:
     assert "distributed_type: DEEPSPEED" in config
     assert "deepspeed_config_file: ds_config.json" in config
     inner = json.loads((folder / "job/ds_config.json").read_text())
-    assert (inner["train_batch_size"], inner["train_micro_batch_size_per_gpu"]) == (16, 1)
+    assert (inner["train_micro_batch_size_per_gpu"], inner["gradient_accumulation_steps"]) == (1, 2)
     assert inner["zero_optimization"] == json.loads(DS_CONFIG)["zero_optimization"]
     env = variables((folder / "job/accelerate.sbatch").read_text())
     assert env["ACCELERATE_USE_DEEPSPEED"] == "true"

@@ -27,7 +27,7 @@ from meshwright.api.responses import Error, Estimate, Finding, Part, Response, c
 from meshwright.api.suppression import suppressed
 from meshwright.api.targets import Job, file_of, job_for, without_folder
 from meshwright.api.verb_function import verb
-from meshwright.choices import FRAMEWORKS
+from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
 from meshwright.frameworks import (
@@ -96,12 +96,25 @@ def _with_faster_layout(result: CheckResult, overrides: Sequence[str]) -> CheckR
         return result
     kept = [one for one in overrides if not (recipe_key(one) or "").startswith("layout.")]
     engine = ["--engine", result.engine] if result.framework == "meshwright" and result.engine != "meshwright" else []
-    words = ["meshwright", "recommend", result.file or result.recipe.name, "--gpus", on.argument, *engine, *kept]
+    command = _front_end_command(result, on.argument) if result.framework in FRONT_ENDS else ""
+    if not command:
+        target = result.file or result.recipe.name
+        command = shlex.join(["meshwright", "recommend", target, "--gpus", on.argument, *engine])
+    command = " ".join([command, *map(shlex.quote, kept)])
     note = (
         f"the repair is the fastest of few changes, but takes {repair.step_s / fastest:.1f}× as long per step as the "
-        f"fastest layout for this batch ({fastest:.2f} s): {shlex.join(words)}"
+        f"fastest layout for this batch ({fastest:.2f} s): {command}"
     )
     return msgspec.structs.replace(result, notes=(*result.notes, note))
+
+
+def _front_end_command(result: CheckResult, gpus: str) -> str:
+    """Return the command that plans the training of a file that only check reads; empty if other verbs read it too."""
+    try:
+        file_of(result.file, gpus=gpus)
+    except frameworks.OtherTrainerError as error:
+        return next(iter(error.fix), "")
+    return ""
 
 
 def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:

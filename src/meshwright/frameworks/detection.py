@@ -22,6 +22,7 @@ STARTED: tuple[FrameworkName, ...] = (
     "deepspeed",
     "accelerate",
 )  # read from the Python program that a script starts
+READ_COMMANDS = ("trl",)  # front ends whose commands are read as those of the Trainer
 CONFIGS = (".yaml", ".yml", ".toml", ".json")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 LONGEST_NAME = 200  # characters of a path that is looked up
@@ -64,10 +65,13 @@ def _require_own_job(content: Content, named: str | None) -> None:
 
 def detect_framework(content: Content, front_ends: bool = False) -> Framework:
     """Return the framework that a file is for; `front_ends`: also one that is only checked."""
-    if front_ends and content.format == "shell" and (end := _front_end_of(content)) is not None:
+    end = _front_end_of(content) if content.format == "shell" else None
+    if front_ends and end is not None:
         return end
     if (loss := other_loss(content)) is not None:
         raise loss
+    if end is not None and end.name not in READ_COMMANDS:  # its --deepspeed may be a name, and its defaults differ
+        raise OtherTrainerError(end.title, _with_settings(end, content))
     scores = {name: framework(name).detect(content) for name in READ if _may_match(name, content)}
     if not any(scores.values()):  # a script may start a program beside it that shows the framework
         others = (name for name in STARTED if name not in scores and content.format == "shell")

@@ -240,7 +240,8 @@ def start_findings(args: Arguments, model: ModelSpec | None, script: str = "") -
         return
     style: Style = "python" if all(one.file.endswith(".py") for one in args.values()) else "command"
     choices = (TRAINER_CHOICES,) if style == "python" else ()  # a parser of the program's own may have other choices
-    yield from broken_checks((*TABLES["trl" if by_trl else "trainer"], *choices), args, style, model)
+    program = "trl" if by_trl else "trl-program" if is_trl(args, script) else "trainer"
+    yield from broken_checks((*TABLES[program], *choices), args, style, model)
     if (unused := args.get(UNUSED_ADAPTERS)) is not None:
         yield Finding(
             "key.unused",

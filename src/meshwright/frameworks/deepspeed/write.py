@@ -48,7 +48,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         unmapped = tuple(one for one in unmapped if one.field not in of_trainer)
     if recipe.layout.tp > 1:  # train_batch_size would count tensor-parallel ranks too
         del settings["train_batch_size"]
-        settings["gradient_accumulation_steps"] = accumulation_steps
+    settings["gradient_accumulation_steps"] = accumulation_steps  # absent, Accelerate sets 1, also for the Trainer
     if recipe.optimizer.name in ("sgd", "lion"):  # neither has an eps
         settings.pop("optimizer.params.eps", None)
     if not settings.get("optimizer.type"):

@@ -13,14 +13,24 @@ from meshwright.frameworks.start_checks.trainer import CHOICES, TRAINER, TRAINER
 from meshwright.frameworks.start_checks.trl import CONVERSATIONS, METHODS, SCRIPTS, SFT_KEYS, TRL
 from meshwright.frameworks.start_checks.types import StartCheck, Table
 
+SHARED = (*TRAINER.defaults, "bf16")  # keys of the Trainer's checks whose defaults a program may replace
+
+
+def _trainer_of(*tables: Table) -> Table:
+    """Return the Trainer's checks with the defaults of a program that passes other ones to it."""
+    own = {key: value for table in tables for key, value in table.defaults.items() if key in SHARED}
+    return TRAINER._replace(defaults={**TRAINER.defaults, **own})
+
+
 TABLES: dict[str, tuple[Table, ...]] = {
     "axolotl": (AXOLOTL, TRAINER_CHOICES),
     "llama-factory": (LLAMA_FACTORY, TRAINER, TRAINER_CHOICES),
-    "ms-swift": (MS_SWIFT, TRAINER, TRAINER_CHOICES),
-    "trl": (TRL, SCRIPTS, CONVERSATIONS, TRAINER, TRAINER_CHOICES),
+    "ms-swift": (MS_SWIFT, _trainer_of(MS_SWIFT), TRAINER_CHOICES),
+    "trl": (TRL, SCRIPTS, CONVERSATIONS, _trainer_of(SCRIPTS), TRAINER_CHOICES),
     "trainer": (TRAINER, CONVERSATIONS),
+    "trl-program": (_trainer_of(SCRIPTS), CONVERSATIONS),
 }
-"""The tables of each program; those built on transformers' Trainer have its checks too."""
+"""The tables of each program; those built on transformers' Trainer have its checks too, with the program's defaults."""
 
 
 def tables_of(name: str, keys: Collection[str], subcommand: str = "") -> tuple[Table, ...]:

@@ -72,6 +72,9 @@ LLAMA_FACTORY = Table(
         StartCheck("do_eval",
             lambda given: given.any_on("do_eval", "do_predict", "predict_with_generate") and not _validates(given),
             "an evaluation needs eval_dataset or val_size", {"val_size": 0.1}, PARSER),
+        StartCheck("eval_strategy",  # it turns do_eval on
+            lambda given: given.is_on("eval_strategy") and not given.is_on("do_eval") and not _validates(given),
+            "{eval_strategy} needs eval_dataset or val_size", {"val_size": 0.1}, PARSER),
         StartCheck("compute_accuracy", together("predict_with_generate", "compute_accuracy"),
             "{predict_with_generate} and {compute_accuracy} exclude each other", {"compute_accuracy": False}, PARSER),
         StartCheck("quantization_device_map",

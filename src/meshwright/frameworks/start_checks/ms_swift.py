@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, computes_in_fp32
-from meshwright.frameworks.start_checks.types import Given, StartCheck, Table, together
+from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
 
 FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 SFT = "swift/arguments/sft_args.py: SftArguments"
@@ -21,12 +21,34 @@ def _saves(key: str) -> Any:
     return lambda given: given.get(key)
 
 
+def _has_validation_data(given: Given) -> bool:
+    """Return whether there is data to evaluate; a streamed dataset is not split."""
+    split = (given.number("split_dataset_ratio") or 0) > 0 and not given.is_on("streaming")
+    return split or given.any_on("val_dataset", "cached_val_dataset", "eval_dataset")
+
+
+def _best_without_data(given: Given) -> bool:
+    evaluates = given.text("eval_strategy") not in ("no", "false")
+    keeps_best = given.is_on("load_best_model_at_end") and given.text("save_strategy") != "best"
+    return keeps_best and evaluates and not _has_validation_data(given)
+
+
+def _with_validation_data(given: Given) -> Changes:
+    if given.is_on("streaming") or given.text("save_strategy") in ("no", "false"):
+        return {"load_best_model_at_end": False}
+    return {"split_dataset_ratio": 0.01}
+
+
 MS_SWIFT = Table(
     "ms-swift",
     {"save_strategy": "steps", "save_steps": 500, "eval_strategy": _saves("save_strategy"),
+        "eval_steps": _saves("save_steps"), "logging_steps": 5,
         "bf16": lambda given: given.text("torch_dtype") == "bfloat16",
         "fp16": lambda given: given.text("torch_dtype") in ("float16", "float32")},
     (
+        StartCheck("load_best_model_at_end", _best_without_data,
+            "{load_best_model_at_end} needs evaluations, and without val_dataset, split_dataset_ratio and eval_dataset "
+            "ms-swift sets eval_strategy to no", _with_validation_data, f"{SFT}.__post_init__"),
         StartCheck("packing", lambda given: _without_flash(given, "packing"),
             "{packing} needs flash attention, not {attn_impl}", {"attn_impl": "flash_attn"},
             f"{SFT}._check_padding_free"),

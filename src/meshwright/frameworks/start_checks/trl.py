@@ -98,7 +98,7 @@ def _both(first: str, second: str, place: str) -> StartCheck:
 
 SCRIPTS = Table(
     "TRL's script",
-    {"bf16": _by_default, "max_steps": -1},
+    {"bf16": _by_default, "max_steps": -1, "logging_steps": 10},
     (
         StartCheck("eval_strategy", _lacks_test_split,
             "{eval_strategy} needs a test split: datasets have train only, unless test_split_size holds out a part",
