@@ -391,7 +391,6 @@ def _as_typed() -> str:
 
 {found["hardware"]}, {found["date"]}; `{found["made_by"]}`: what `recommend` prints, run as `bench` for 8 steps.
 Estimates are those of `bench`, as a difference from what was measured; memory is what the allocator reserved.
-{found["note"][0].upper() + found["note"][1:]}.
 
 """
     return text + table(

@@ -243,7 +243,14 @@ def test_axolotl_shards_bf16_weights_with_fsdp2_and_casts_them_with_fsdp1(meshwr
 
 @pytest.mark.parametrize(
     ("batch", "micro", "ranks", "expected"),
-    [(64, 24, 8, (64, 8)), (130, 1, 4, (128, 1)), (131, 1, 4, (132, 1)), (3, 2, 8, (8, 1)), (64, 4, 8, (64, 4))],
+    [
+        (64, 24, 8, (64, 8)),
+        (130, 1, 4, (128, 1)),
+        (131, 1, 4, (132, 1)),
+        (3, 2, 8, (8, 1)),
+        (64, 4, 8, (64, 4)),
+        (60, 4, 8, (64, 4)),
+    ],
 )
 def test_the_batch_stays_if_a_micro_batch_splits_it(
     batch: int, micro: int, ranks: int, expected: tuple[int, int]

@@ -75,12 +75,12 @@ def nearest_split(batch: int, micro: int, ranks: int) -> tuple[int, int]:
     """Return the batch and micro batch that some ranks can run, next to those of a file.
 
     The batch stays if a smaller micro batch splits it: another batch is another experiment. Otherwise it is the nearest
-    multiple of the ranks.
+    multiple of the ranks; of two that are as near, the one that keeps more of the micro batch.
     """
     lower = batch // ranks * ranks
-    around = [value for value in (lower, lower + ranks) if value > 0]
-    kept = batch if batch % ranks == 0 else min(around, key=lambda value: abs(value - batch))
-    return kept, max(one for one in divisors(kept // ranks) if one <= micro)
+    around = [batch] if batch % ranks == 0 else [value for value in (lower, lower + ranks) if value > 0]
+    splits = [(value, max(one for one in divisors(value // ranks) if one <= micro)) for value in around]
+    return min(splits, key=lambda split: (abs(split[0] - batch), -split[1]))
 
 
 def without(field: str, unwanted: Callable[[Case], Collection[str]]) -> Values:
