@@ -162,3 +162,59 @@ def test_like_takes_the_file_of_the_plan_for_arguments_that_lack_the_model(meshw
     assert found.code == 0, found.out + found.err
     assert "min_lr" not in found.err
     assert "which has no known model: deepseek_v2_lite is assumed" in " ".join(found.out.split())
+
+
+def test_a_jump_of_a_falling_loss_is_seen_and_measured_from_the_level_just_before(meshwright: Any) -> None:
+    megatron_log("run.log", spikes=(400, 410, 800))
+    found = meshwright("doctor", "run.log", "--gpus", "uni.toml", "--json").json
+    (spikes,) = [one for one in found["findings"] if one["rule"] == "loss.spikes"]
+    assert spikes["steps"] == [400, 800]
+    highest = next(one for one in spikes["evidence"] if one["name"] == "highest loss")
+    before = 2.4 + 8.8 * math.exp(-390 / 220)
+    assert highest["against"] == pytest.approx(before, rel=0.06)
+
+
+def test_a_format_that_the_gpu_lacks_is_an_error_without_a_model(meshwright: Any) -> None:
+    own_model()
+    text = Path("ran.toml").read_text()
+    Path("fp8.toml").write_text(text.replace("converters = []", 'converters = ["quantize.linear.float8"]'))
+    found = " ".join(meshwright("check", "fp8.toml", "--gpus", "uni.toml").out.split())
+    assert "A100-80 does not support FP8" in found
+    assert "fix: model.converters = []" in found
+    assert "does not support FP8" not in meshwright("check", "fp8.toml", "--gpus", "8xH100").out
+    Path("old.toml").write_text(text.replace("converters = []", 'converters = ["float8"]'))
+    found = meshwright("check", "old.toml", "--gpus", "uni.toml").out
+    assert "fix: model.converters" not in found
+    assert "30B-A3B" not in found.partition("Repair")[2]  # another size is another model
+    assert (
+        'fix: model.converters = ["quantize.linear.float8"]' in meshwright("check", "old.toml", "--gpus", "8xH100").out
+    )
+
+
+@pytest.mark.parametrize("model", ["llama3_8b", "deepseek_v2_lite", "qwen3_30b_a3b"])
+def test_rules_of_gpus_read_nothing_about_the_model(model: str) -> None:
+    from meshwright import models, rules
+    from meshwright.clusters import cluster
+    from meshwright.frameworks.model_free import GPU_RULES
+    from meshwright.planner import case_of
+    from meshwright.recipes import index, overrides
+
+    stated = ("precision.matmul=fp8_tensor", "kernels.attention=flash", "layout.tp=8", "layout.sp=true")
+    recipe = overrides.apply(index.load("llama3_8b_pretrain_config"), stated)
+    broken = {
+        one: bool(rules.RULES[one].broken(case_of(recipe, models.find(model), cluster("4x4xV100-32"))))
+        for one in GPU_RULES
+    }
+    assert broken == {one: one != "precision.block-scaled-gpu" for one in GPU_RULES}
+
+
+def test_a_repair_removes_all_keys_of_a_format_that_the_gpu_lacks(meshwright: Any) -> None:
+    own_model()
+    text = Path("ran.toml").read_text().replace("converters = []", 'converters = ["float8"]')
+    text = text.replace("local_batch_size = 4", "local_batch_size = 8")
+    keys = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
+    Path("old.toml").write_text(text + "[quantize.linear.float8]\n" + "".join(f"{key} = true\n" for key in keys))
+    repair = meshwright("check", "old.toml", "--gpus", "uni.toml", "--model", "q3b").out.partition("Repair")[2]
+    for key in keys:
+        assert f"without quantize.linear.float8.{key}" in repair
+    assert "leaves torchtitan.quantize-ignored" not in repair

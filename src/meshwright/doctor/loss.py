@@ -23,6 +23,7 @@ from meshwright.doctor.thresholds import limit, share
 
 WINDOW = 50  # lines of a running median
 MIN_LINES = 10  # minimum of lines for it
+JUST_BEFORE = 5  # lines of the level from which the loss jumps
 LINES_BEFORE = 20  # lines before a NaN that do not count as spikes
 MAX_SHOWN = 3
 CLIPPED: tuple[LogFormat, ...] = ("megatron", "nemo", "torchtitan", "automodel", "kempnerforge", "transformers")
@@ -199,9 +200,12 @@ def spikes(stats: RunStats) -> Iterator[Finding]:
     jumps = _recovered(rows, _jumps(looked_at), ends_well=not worse)
     if not jumps:
         return
-    found = [step for step, _ in jumps]
-    highest, typical = max(jumps, key=lambda one: _loss(one[0]))
-    times = len(_groups(found))
+    found, levels = [step for step, _ in jumps], {step.step: level for step, level in jumps}
+    groups = _groups(found)
+    highest, typical = max(
+        ((max(one, key=_loss), levels[one[0].step]) for one in groups), key=lambda one: _loss(one[0])
+    )
+    times = len(groups)
     yield Finding(
         id="loss.spikes",
         severity="warning",
@@ -210,7 +214,7 @@ def spikes(stats: RunStats) -> Iterator[Finding]:
         steps=(found[0].step, found[-1].step),
         lines=tuple(stats.location(step) for step in found[:MAX_SHOWN]),
         evidence=(
-            Evidence("highest loss", round(_loss(highest), 4), "", round(typical, 4), "median before"),
+            Evidence("highest loss", round(_loss(highest), 4), "", round(typical, 4), "just before"),
             Evidence("jumps", float(times), "", 0.0, "limit"),
         ),
         remedies=tuple(_stabilizing_remedies(stats)),
@@ -508,11 +512,14 @@ def _best(rows: Sequence[Step]) -> float:
 
 
 def _jumps(rows: Sequence[Step]) -> list[tuple[Step, float]]:
-    """Return steps whose loss stands out from the lines before, with the median of those."""
+    """Return steps whose loss stands out from the lines before, with the level of those.
+
+    The level is the median of the last lines: that of a long window lags behind a falling loss. Where those are part of
+    the jump themselves, the long window's is lower.
+    """
     losses = _losses(rows)
-    typical = np.concatenate(([np.inf] * MIN_LINES, running_median(losses, WINDOW - 1, 0)[MIN_LINES - 1 : -1]))[
-        : len(losses)
-    ]
+    before = np.minimum(*(running_median(losses, size - 1, 0)[MIN_LINES - 1 : -1] for size in (WINDOW, JUST_BEFORE)))
+    typical = np.concatenate(([np.inf] * MIN_LINES, before))[: len(losses)]
     height = losses - typical
     above = (height > limit("spike_sigmas") * _noise(rows)) & (height > share("spike_share") * np.abs(typical))
     return [(rows[index], float(typical[index])) for index in np.flatnonzero(above).tolist()]

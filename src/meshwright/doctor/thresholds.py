@@ -54,9 +54,9 @@ TABLE: dict[str, Threshold] = {
     "fragments": Threshold(3, "%", "of the GPU lost to fragmentation; allocators usually lose 2 or 3"),
     # Loss
     "spike_sigmas": Threshold(
-        8, "σ", "noise of the loss around its running median; random noise reaches 5 once in a million"
+        8, "σ", "noise of the loss above the level just before; random noise reaches 5 once in a million"
     ),
-    "spike_share": Threshold(10, "%", "above the running median; smaller bumps are harmless"),
+    "spike_share": Threshold(10, "%", "above the level just before; smaller bumps are harmless"),
     "diverging_share": Threshold(10, "%", "above the run's best loss, at its end; a loss that recovers is a spike"),
     "plateau": Threshold(
         20, "%", "a loss that varies by less of its rise, with gradients that small against those before, stays there"

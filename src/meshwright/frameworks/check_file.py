@@ -27,7 +27,7 @@ from meshwright.frameworks.launch_checks import (
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.merged_fix import merged
 from meshwright.frameworks.model_differences import model_findings
-from meshwright.frameworks.model_free import model_free_findings
+from meshwright.frameworks.model_free import any_model, gpu_findings, model_free_findings
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
@@ -190,7 +190,7 @@ def _check(
         *imported.mapped.findings,
         *theirs,
         *_without_duplicates(imported, ours, theirs),
-        *(model_free_findings(imported, recipe, candidates[0]) if known and not cases else ()),
+        *(_without_model(imported, recipe, candidates[0], theirs) if known and imported.model is None else ()),
     ]
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
     findings = with_open_version(framework, content, imported.parsed.settings, findings)
@@ -279,6 +279,16 @@ def _our_findings(
     assumed += [] if known or (request.count and not request.is_example) else ["GPUs"]
     kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, cases)) for one in found]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
+
+
+def _without_model(
+    imported: ImportedRecipe, recipe: Recipe, on: Cluster, theirs: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield the findings of our rules that hold for every model, in the framework's keys."""
+    yield from model_free_findings(imported, recipe, on)
+    replaced = msgspec.structs.replace(imported, model=any_model())
+    ours = [_in_framework_keys(replaced, recipe, as_in_files(one)) for one in gpu_findings(imported, recipe, on)]
+    yield from _without_duplicates(imported, ours, theirs)
 
 
 def as_in_files(finding: Finding) -> Finding:

@@ -58,6 +58,7 @@ def with_repair(
     `untried` are the findings with the fixes of their rules, of which some work only together with others.
     """
     parts = _minimal(content, _found(content, untried, recheck, our_repair), recheck)
+    parts = _with_removals(content, parts, result, recheck)
     after = _after(content, parts, recheck) if parts else None
     if after is None or not after.ok or _warns_of_framework(result, after):
         return result
@@ -75,6 +76,18 @@ def with_repair(
     )
     findings = _with_parts(content, result, removed, parts, recheck)
     return msgspec.structs.replace(result, findings=findings, repair=repair)
+
+
+def _with_removals(content: Content, parts: list[Part], before: CheckResult, recheck: Recheck) -> list[Part]:
+    """Return the settings of a repair, and the removal of keys that the repaired file ignores as the file did."""
+    after = _after(content, parts, recheck) if parts else None
+    known = _warned(before)
+    left = [] if after is None else [one for one in after.findings if (one.rule, one.field) in known & _warned(after)]
+    ignored = [one for one in left if one.fix and all(text.startswith("without ") for text in one.fix)]
+    joined = _joined(parts, [(one, text) for one in ignored for text in one.fix])
+    cleaner = _after(content, joined, recheck) if ignored else None
+    is_better = cleaner is not None and after is not None and cleaner.ok and _warned(cleaner) < _warned(after)
+    return joined if is_better else parts
 
 
 def _warns_of_framework(before: CheckResult, after: CheckResult) -> bool:

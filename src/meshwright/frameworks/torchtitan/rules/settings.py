@@ -78,8 +78,16 @@ def _kind(row: ConfigKey) -> str:
 
 
 def _similar_flavors(flavor: str, known: Any) -> list[str]:
+    """Return the flavor that is meant; one of another size is another model, and not a fix."""
     same = [name for name in known if name.lower() == flavor.lower()]
-    return same or closest(flavor, known, 1)
+    alike = [one for one in known if _size_of(flavor) in ("", _size_of(one))]
+    return same or closest(flavor, alike, 1)
+
+
+def _size_of(flavor: str) -> str:
+    """Return the number that a flavor starts with, as 30 of 30B-A3B; empty if it has none."""
+    found = re.match(r"\d+(\.\d+)?", flavor)
+    return found[0] if found else ""
 
 
 def _unknown_dataset(ctx: RuleContext) -> Problem | None:
@@ -139,13 +147,16 @@ def _memory_budget_ignored(ctx: RuleContext) -> Problem | None:
     )
 
 
+def _lacks_float8(ctx: RuleContext) -> bool:
+    return ctx.cluster is not None and ctx.cluster.gpu.capability < MIN_FLOAT8_CAPABILITY
+
+
 def _float8_emulated(ctx: RuleContext) -> Problem | None:
     key = "quantize.linear.float8.emulate"
     if ctx.get(key) is not True or not ctx.recipe.kernels.compile or CONVERTER_NAMES[0] not in _converters(ctx):
         return None
-    older = ctx.cluster is not None and ctx.cluster.gpu.capability < MIN_FLOAT8_CAPABILITY
     fix = (ctx.framework.format_setting(key, False), ctx.framework.format_setting("compile.enable", False))
-    if older:
+    if _lacks_float8(ctx):
         return Problem("emulated float8 cannot be compiled on GPUs without float8", fix, severity="error")
     return Problem("emulated float8 computes in higher precision and is not faster", fix[:1])
 
@@ -174,6 +185,8 @@ def _quantize_ignored(ctx: RuleContext) -> Iterator[Problem]:
         for key in ctx.keys_under(table):
             if ctx.get(key) is True or (key == "quantize.linear.float8.recipe_name" and ctx.get(key)):
                 fix = (ctx.framework.format_setting("model.converters", [*_converters(ctx), table]),)
+                if _lacks_float8(ctx):
+                    fix = (f"without {key}",)
                 yield Problem(f"{key} is ignored: model.converters does not include {table}", fix, key=key)
 
 
