@@ -123,3 +123,72 @@ def test_automodel_pads_to_the_length_if_the_dataset_says_so(meshwright: Any) ->
 def test_every_engine_pads_as_its_collator_does(engine: Any, changes: tuple[str, ...], padded: str) -> None:
     blank = Recipe(name="", model="", goal="sft", cluster="8xH100")
     assert padding_of(overrides.apply(blank, changes), engine).to == padded
+
+
+RUN_CLM = (
+    "torchrun --nproc_per_node=2 run_clm.py --model_name_or_path Qwen/Qwen2.5-1.5B --train_file tickets.jsonl "
+    "--validation_file tickets.jsonl --do_train --block_size 1024 --per_device_train_batch_size 4 --learning_rate 1e-5 "
+    "--num_train_epochs 3 --bf16 --gradient_checkpointing --output_dir out"
+)
+
+
+def blocks() -> int:
+    """Return the blocks of 1,024 tokens that the rows fill, at 4 bytes per token."""
+    return round(Path("tickets.jsonl").stat().st_size / 4 / 1024)
+
+
+def test_run_clm_trains_on_full_blocks(meshwright: Any) -> None:
+    Path("run.sh").write_text(RUN_CLM)
+    found = meshwright("estimate", "run.sh", "--gpus", "2xRTX6000Ada", "--json").json["budget"]
+    assert found["steps"] == pytest.approx(3 * blocks() / 8, rel=0.08)
+    assert found["tokens_per_step"] == 8 * 1024
+    out = meshwright("recommend", "run.sh", "--gpus", "2xRTX6000Ada").out
+    assert "packed samples" in out
+    assert "pack the samples" not in out
+    assert "Findings none" in meshwright("check", "run.sh", "--gpus", "2xRTX6000Ada").out
+
+
+def test_blocks_attend_to_each_other_with_every_kernel(meshwright: Any) -> None:
+    Path("run.sh").write_text(f"{RUN_CLM} --attn_implementation eager")
+    assert "data.packing-attention" not in meshwright("check", "run.sh", "--gpus", "2xRTX6000Ada").out
+
+
+def test_other_programs_of_the_trainer_pad_to_the_longest(meshwright: Any) -> None:
+    Path("run.sh").write_text(RUN_CLM.replace("run_clm.py", "finetune.py").replace("block_size", "model_max_length"))
+    out = meshwright("estimate", "run.sh", "--gpus", "2xRTX6000Ada").out
+    assert "padded to the longest of a micro batch" in out
+
+
+def test_a_repaired_save_is_not_later_than_the_stated_one(meshwright: Any) -> None:
+    best = "--eval_strategy steps --do_eval --eval_steps 50 --save_steps 75 --load_best_model_at_end"
+    Path("run.sh").write_text(f"{RUN_CLM} {best}")
+    out = meshwright("check", "run.sh", "--gpus", "2xRTX6000Ada").out
+    assert "--save_steps 50" in out
+    assert "--save_steps 100" not in out
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "stated", "is_unused"),
+    [
+        ("WarmupLR", "cosine", True),
+        ("WarmupLR", "constant_with_warmup", False),
+        ("WarmupDecayLR", "linear", False),
+        ("WarmupDecayLR", "cosine", True),
+        ("WarmupCosineLR", "cosine", False),
+    ],
+)
+def test_a_scheduler_of_deepspeed_replaces_the_trainers(
+    meshwright: Any, scheduler: str, stated: str, is_unused: bool
+) -> None:
+    auto = {"warmup_num_steps": "auto"} | ({} if scheduler == "WarmupLR" else {"total_num_steps": "auto"})
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2},
+        "scheduler": {"type": scheduler, "params": auto},
+    }
+    Path("ds.json").write_text(json.dumps(config, indent=1))
+    Path("run.sh").write_text(f"{RUN_CLM} --deepspeed ds.json --lr_scheduler_type {stated} --warmup_ratio 0.03")
+    out = meshwright("check", "run.sh", "--gpus", "2xRTX6000Ada").out
+    assert (f"--lr_scheduler_type {stated} has no effect: the scheduler {scheduler} in ds.json:" in out) is is_unused

@@ -21,6 +21,7 @@ from meshwright.frameworks.shell.values import WrittenFile
 from meshwright.frameworks.start_checks import CHOICES, TABLES, TRAINER_CHOICES, Style, broken_checks
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
 from meshwright.frameworks.trainer_fields import (
+    CONCATENATES,
     LANGUAGE_MODELING,
     LISTS,
     PLAIN_TEXT,
@@ -71,6 +72,9 @@ class CommandArguments(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
+BLOCKS = ("data.packing-attention",)  # texts in one block attend to each other with every kernel, as run_clm means it
+
+
 class ProgramFields(msgspec.Struct, frozen=True):
     """Recipe fields from a program's arguments."""
 
@@ -80,6 +84,7 @@ class ProgramFields(msgspec.Struct, frozen=True):
     unknown_fields: tuple[str, ...]
     arguments: ProgramArguments
     notes: tuple[str, ...] = ()
+    suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to the program
 
 
 SWITCHES = (
@@ -299,6 +304,9 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     defaults: dict[str, Any] = {} if goal == "pretrain" else dict(DEFAULTS)
     if Path(script).name.startswith(LANGUAGE_MODELING) or LANGUAGE_MODELING in args:
         defaults["data.train_on"] = "all"
+    in_blocks = goal != "pretrain" and (Path(script).name.startswith(LANGUAGE_MODELING) or is_on(args, CONCATENATES))
+    if in_blocks:
+        defaults["data.packing"] = True  # its group_texts concatenates all texts and cuts them into blocks
     trl = goal != "pretrain" and (trl or is_trl(args, script))
     if is_trainer(args):
         own = {**TRAINER_DEFAULTS, **(TRL_DEFAULTS if trl else {})}
@@ -313,7 +321,7 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     read = msgspec.structs.replace(read, given=args, sources=sources)
     several = args.get(SAMPLE_LENGTHS) if length and length[0] == "max_length" else None
     notes = (*_option_notes(args), *_notes(defaults, values, goal, several), *(_trl_notes(defaults) if trl else ()))
-    return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes)
+    return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes, BLOCKS if in_blocks else ())
 
 
 def _model_named(text: str) -> ModelSpec | None:

@@ -46,12 +46,14 @@ COMBINED = (
 )
 """Arguments that are read together."""
 LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
+CONCATENATES = "group_texts"  # the function of run_clm, also in programs made from it, that cuts texts into blocks
 PLAIN_TEXT = "plain_text"  # an exported program that pretrains, also from existing weights
 SAMPLE_LENGTHS = "sample_lengths"  # different lengths that a program tokenizes with
 UNUSED_ADAPTERS = "unused_peft_config"  # the change that would use a LoraConfig that a program passes to nothing
 NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs without data for evaluations
 OWN = (
     LANGUAGE_MODELING,
+    CONCATENATES,
     NO_VALIDATION_DATA,
     UNUSED_ADAPTERS,
     SAMPLE_LENGTHS,

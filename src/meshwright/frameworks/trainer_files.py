@@ -14,6 +14,7 @@ from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.program_values import ProgramValues
 from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN, file_of
 from meshwright.frameworks.trainer_fields import (
+    CONCATENATES,
     LANGUAGE_MODELING,
     NO_VALIDATION_DATA,
     PLAIN_TEXT,
@@ -157,6 +158,8 @@ def _own_arguments(content: Content, given: Mapping[str, SourcedValue] | None = 
         found[NO_VALIDATION_DATA] = SourcedValue(ast.unparse(trainer.func), trainer.lineno, content.path)
     if found and _counts_every_token(tree, content):
         found.setdefault(LANGUAGE_MODELING, SourcedValue(True, 1, content.path))
+    if found and any(isinstance(node, ast.FunctionDef) and node.name == CONCATENATES for node in ast.walk(tree)):
+        found.setdefault(CONCATENATES, SourcedValue(True, 1, content.path))
     if found:
         found = {**_tokenized_length(tree, program, content), **found}
     tokenizer, weights = (found.get(name) for name in (OF_CLASS[TOKENIZER_CLASS], "model_name_or_path"))

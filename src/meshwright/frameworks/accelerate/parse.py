@@ -408,6 +408,7 @@ def _parsed(
             *_program_fields(type_name, effective, field_values),
         ),
         engine=_engine(type_name, settings),
+        suppressed_rules=program.suppressed_rules,
         referenced=inner.parsed if inner else None,
         program=msgspec.structs.replace(program.arguments, fills=_filled_in(arguments)),
         notes=(

@@ -27,7 +27,7 @@ from meshwright.frameworks.trainer import (
     start_findings,
     unknown_names,
 )
-from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
+from meshwright.frameworks.trainer_fields import ROWS, SCHEDULE, TRL_DEFAULTS, is_trainer, is_trl
 from meshwright.frameworks.trainer_files import (
     file_arguments,
     names_deepspeed,
@@ -38,6 +38,7 @@ from meshwright.frameworks.trainer_files import (
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
+from meshwright.recipes.overrides import translate_value
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 from meshwright.rules.rule import Finding
@@ -145,6 +146,7 @@ def parse(content: Content) -> ParsedConfig:
         env=launch.env,
         findings=(
             *_disagreements(settings, trainer_arguments),
+            *_unused_schedule(settings, trainer_arguments),
             *refused_arguments("deepspeed", given, own),
             *command.findings,
             *start_findings(trainer_arguments, parsed.model, script),
@@ -162,7 +164,7 @@ def parse_json(
     parsed = _parsed(content, filled, arguments=arguments, fine_tuning=fine_tuning, script=script, trl=trl)
     return msgspec.structs.replace(
         parsed,
-        findings=tuple(_disagreements(content.settings, arguments)),
+        findings=(*_disagreements(content.settings, arguments), *_unused_schedule(content.settings, arguments)),
         program=_with_fills(parsed, content.settings, arguments),
     )
 
@@ -178,7 +180,11 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
         parsed,
         name=Path(program.path).stem.removesuffix("_args"),
         files=tuple(dict.fromkeys([*parsed.files, program.path])),
-        findings=(*_disagreements(settings, arguments), *start_findings(arguments, parsed.model)),
+        findings=(
+            *_disagreements(settings, arguments),
+            *_unused_schedule(settings, arguments),
+            *start_findings(arguments, parsed.model),
+        ),
         notes=(*parsed.notes, *note),
         program=_with_fills(parsed, settings, arguments),
     )
@@ -268,6 +274,29 @@ def _disagreements(settings: Settings, arguments: Arguments) -> Iterator[Finding
                 )
 
 
+def _unused_schedule(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
+    """Yield a finding for the Trainer's schedule if the config has a scheduler: DeepSpeed's is the one that runs."""
+    named, ours = arguments.get(SCHEDULE), settings.get("scheduler.type")
+    if named is None or named.unresolved or ours is None or ours.unresolved:
+        return
+    runs = SCHEDULES.get(str(ours.value), "constant")
+    stated = str(named.value)
+    if translate_value(ROWS[SCHEDULE], stated) == runs:
+        return
+    kept = "keeps the rate after the warmup" if runs == "constant" else f"is {runs}"
+    is_python = named.file.endswith(".py")
+    yield Finding(
+        "key.unused",
+        "warning",
+        SCHEDULE,
+        f"{'' if is_python else '--'}{SCHEDULE} {stated} has no effect: the scheduler {ours.value} in "
+        f"{ours.location} replaces it, and {kept}",
+        (f"{ours.file}: without scheduler",),
+        file=named.file,
+        line=named.line,
+    )
+
+
 def _are_numbers(*values: Any) -> bool:
     try:
         return all(not isinstance(value, bool) and float(value) is not None for value in values)
@@ -300,6 +329,7 @@ def _parsed(
         },
         unknown_fields=program.unknown_fields,
         program=program.arguments,
+        suppressed_rules=program.suppressed_rules,
         notes=(*_notes(normalized), *program.notes),
     )
 

@@ -80,9 +80,10 @@ def _in_steps(given: Given) -> Changes:
     return {**changes, **{key: value for key, value in wanted.items() if not given.is_on(key)}}
 
 
-def _next_multiple(given: Given) -> Changes:
+def _multiple_below(given: Given) -> Changes:
+    """Save at the last evaluation before the stated steps: a later one may be after the end of the run."""
     save, every = given.number("save_steps") or 1, given.number("eval_steps") or 1
-    return {"save_steps": int(-(-save // every) * every)} if every >= 1 else {"save_steps": every}
+    return {"save_steps": int(max(1, save // every) * every)} if every >= 1 else {"save_steps": every}
 
 
 def _layer_names(given: Given) -> list[str]:
@@ -132,7 +133,7 @@ AXOLOTL = Table(
         StartCheck("early_stopping_patience", _stops_early_without_steps,
             "{early_stopping_patience} needs eval_steps and save_steps", _in_steps, f"{PLACE}check_early_stopping"),
         StartCheck("early_stopping_patience", _stops_early_between_saves,
-            "{early_stopping_patience} needs {save_steps} to be a multiple of {eval_steps}", _next_multiple,
+            "{early_stopping_patience} needs {save_steps} to be a multiple of {eval_steps}", _multiple_below,
             f"{PLACE}check_early_stopping"),
         StartCheck("save_strategy",
             lambda given: given.text("save_strategy") == "best" and not given.is_on("metric_for_best_model"),

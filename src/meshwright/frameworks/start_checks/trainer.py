@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 
 from meshwright.frameworks.start_checks.types import OFF, Changes, Given, StartCheck, Table, together
 from meshwright.frameworks.trainer_fields import NO_VALIDATION_DATA
@@ -64,11 +63,12 @@ def _same_strategy(given: Given) -> Changes:
     return {name: saves, **({"eval_steps": _plain(steps)} if saves == "steps" and steps else {})}
 
 
-def _next_multiple(given: Given) -> Changes:
+def _multiple_below(given: Given) -> Changes:
+    """Save at the last evaluation before the stated steps: a later one may be after the end of the run."""
     save, every = given.number("save_steps") or 0, given.number("eval_steps") or 1
     if save < 1 or every < 1:
         return {"eval_steps": _plain(save), "save_steps": _plain(save)}
-    return {"save_steps": _plain(ceil(save / every) * every)}
+    return {"save_steps": _plain(max(1, save // every) * every)}
 
 
 def _plain(number: float | None) -> float | int | None:
@@ -187,7 +187,7 @@ TRAINER = Table(
             "{load_best_model_at_end} needs the same strategy of evaluations and saves, not {eval_strategy} and "
             "{save_strategy}", _same_strategy, PLACE),
         StartCheck("save_steps", _differing_steps,
-            "{load_best_model_at_end} needs {save_steps} to be a multiple of {eval_steps}", _next_multiple, PLACE),
+            "{load_best_model_at_end} needs {save_steps} to be a multiple of {eval_steps}", _multiple_below, PLACE),
         *(_fraction(key) for key in ("logging_steps", "eval_steps", "save_steps")),
         StartCheck("logging_steps",
             lambda given: given.text("logging_strategy") == "steps" and given.number("logging_steps") == 0,
