@@ -102,7 +102,7 @@ def test_deepspeed_starts_without_warmup(capsys: pytest.CaptureFixture[str]) -> 
         (
             "--load_best_model_at_end --eval_strategy steps --eval_steps 50 --save_steps 80",
             "--load_best_model_at_end needs --save_steps 80 to be a multiple of --eval_steps 50",
-            "--save_steps 100",
+            "--save_steps 50",
         ),
         (
             "--load_best_model_at_end --save_steps 80",
