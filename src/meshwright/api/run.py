@@ -370,7 +370,7 @@ def _with_framework(request: requests.Launch) -> requests.Launch:
 
 def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchRequest:
     """Return the job of another framework: exported, run from its checkout, and saved before a requeue."""
-    from meshwright.launch import build_job, config_paths, container_paths, other_frameworks
+    from meshwright.launch import build_job, config_paths, container_paths, other_frameworks, user_setup
     from meshwright.launch.job import find_scheduler
 
     framework, scheduler = str(request.to), find_scheduler(request.scheduler)
@@ -446,6 +446,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         if there := folder_of_rows(data):
             beside, data = data, {}
             notes += (container_paths.copy_note(beside, str(request.write), there, request.mounts),)
+    setup = user_setup.user_setup(source, program, scheduler, request.image or "")
     reads: Mapping[str, str] = {}
     if local and folder and source is not None and source.framework.name == framework:
         bases = [Path(source.content.folder or "."), *([Path(request.framework_dir)] if request.framework_dir else [])]
@@ -462,6 +463,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         reads=reads,
         run_s=_run_seconds(exported.checked),
         comments=(*(f"# {one}" for one in changed), *_comments(exported, job.files)),
+        kept_setup=setup.commands,
         files={**job.files, **data},
         beside=beside,
         findings=(*job.findings, *_advice(exported, request.gpus)),
@@ -471,6 +473,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
             *_not_kept(exported),
             *_sbatch_not_kept(exported, request, scheduler),
             *_container_not_kept(exported, request, scheduler),
+            *setup.notes,
         ),
         python_path=other_frameworks.CHECKOUTS[framework].python_path,
     )

@@ -404,6 +404,11 @@ def variables(env: Settings) -> dict[str, str]:
     return {name: text_of(one.value) for name, one in found.items() if text_of(one.value)}
 
 
+def is_of_the_job(variable: str) -> bool:
+    """Return whether the job of an export sets a variable itself."""
+    return OF_THE_LAUNCHER.fullmatch(variable) is not None
+
+
 def _own_cluster(imported: ImportedFile, on: Cluster) -> Cluster:
     """Return the GPUs that the file itself requests if its settings name them; otherwise the given ones."""
     request = imported.settings.parsed.gpu_request

@@ -58,6 +58,7 @@ DERIVED = (
     "planned_exit_s",
     "reads",
     "comments",
+    "kept_setup",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -80,6 +81,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float = 0.0  # estimated seconds of all steps; 0 if unknown
     reads: Mapping[str, str] = {}  # paths on this machine that its config names → the key
     comments: tuple[str, ...] = ()  # lines of the job's script: what the job does not have of the user's settings
+    kept_setup: tuple[str, ...] = ()  # commands of the user's script that run before the training
 
 
 class Started(Readable, msgspec.Struct, frozen=True):
@@ -246,7 +248,7 @@ def job_of(
     job = Job(
         **{
             "name": plain_name(request.recipe.name),
-            "python": _python(submits, given),
+            "python": _python(submits, {"setup": request.kept_setup, **given}),
             "folder": str(Path(folder or "").resolve()) if has_local_files else "",
             **given,
             "named": "name" in given,
@@ -260,6 +262,7 @@ def job_of(
             "needs": request.needs,
             "reads": request.reads,
             "comments": request.comments,
+            "kept_setup": request.kept_setup,
             "planned_exit_s": 60 * planned_exit(program).minutes,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }

@@ -84,6 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     advised: tuple[Variable, ...] = ()  # required by the engine
     env: Mapping[str, str] = {}  # set by the user
     setup: tuple[str, ...] = ()  # shell lines to run before the program
+    kept_setup: tuple[str, ...] = ()  # commands of the user's script that run before those, where the job starts
     cpus_per_rank: int | None = None
     image: str = ""
     needs: str = "meshwright"  # what an image has to contain

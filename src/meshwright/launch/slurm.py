@@ -42,6 +42,7 @@ def script(job: Job) -> str:
     parts = (
         _header(job),
         _limit(job) if job.requeue else [],
+        _kept_setup(job),
         _folder(job),
         _setup(job),
         _environment(job),
@@ -158,6 +159,11 @@ def _script(job: Job) -> Shell:
 def _setup(job: Job) -> list[str]:
     """Return the user's lines; error options that they set are reset, because exit codes are checked below."""
     return [*job.setup, "set +eu"] if job.setup else []
+
+
+def _kept_setup(job: Job) -> list[str]:
+    """Return the setup of the user's script, which ran in the folder of submission."""
+    return [*job.kept_setup, "set +eu"] if job.kept_setup else []
 
 
 def _environment(job: Job) -> list[str]:

@@ -165,7 +165,8 @@ class Parser(WordReader):
             self.skip_blanks()
             sign = self.text[self.pos : min(self.pos + 2, self.end)]
             if sign not in ("&&", "||"):
-                return Chain(tuple(links), location, self.text[start : min(self.pos, start + SHOWN)].strip())
+                text = self.text[start : min(self.pos, start + SHOWN)].strip()
+                return Chain(tuple(links), location, text, (start, self.pos))
             self.pos += 2
             self.skip_gap()
             links.append((sign, self._pipeline()))

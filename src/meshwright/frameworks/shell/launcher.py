@@ -103,6 +103,14 @@ def find_launches(script: Script) -> tuple[LaunchCommand, ...]:
     return (*found, *(possible or ()))
 
 
+def launch_command(script: Script) -> Command | None:
+    """Return the command that starts the training: the first of a distributed launcher, or the last of Python."""
+    found = [(command, _find_launch(command, script)) for command in (*script.commands, *script.possible)]
+    starts = [(command, launch) for command, launch in found if launch is not None]
+    distributed = [command for command, launch in starts if launch.launcher in DISTRIBUTED_LAUNCHERS]
+    return distributed[0] if distributed else starts[-1][0] if starts else None
+
+
 def container_options(script: Script) -> dict[str, str]:
     """Return the options with which a script starts its programs in a container: srun's, of pyxis."""
     found: dict[str, str] = {}

@@ -133,6 +133,7 @@ class Chain(msgspec.Struct, frozen=True):
     links: tuple[tuple[str, Pipeline], ...]
     location: Location
     text: str
+    span: tuple[int, int] = (0, 0)  # its first character in the source, and the one after its last
 
 
 Block = tuple[Chain, ...]
