@@ -97,3 +97,71 @@ def test_setup_inside_the_command_of_the_training_is_kept(
     launched(meshwright, "launch", "train.sh", *LAUNCH, "--write", "jobs")
     text = (tmp_path / "jobs" / "train.sbatch").read_text()
     assert "\nsource ~/venv/bin/activate\nulimit -l unlimited\n" in text
+
+
+PROGRAM = """from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B-Base", torch_dtype="bfloat16")
+args = TrainingArguments(
+    output_dir="/scratch/me/out", per_device_train_batch_size=4, gradient_accumulation_steps=8, learning_rate=2e-5,
+    max_steps=20000, bf16=True, gradient_checkpointing=True, deepspeed="ds.json", {saving}
+)
+trainer = Trainer(model=model, args=args, data_collator=DataCollatorForLanguageModeling(None, mlm=False))
+trainer.train({resume})
+"""
+STAGE_3 = """{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto",
+"gradient_accumulation_steps": "auto", "train_batch_size": "auto"}"""
+TRAINER = "srun torchrun --nnodes 4 --nproc_per_node 4 --rdzv_backend c10d --rdzv_endpoint $HEAD:29500 cpt.py\n"
+RESUMES = "resume_from_checkpoint=True"
+
+
+def saving_rules(meshwright: Any, folder: Path, saving: str, resume: str = RESUMES, header: str = HEADER) -> list[Any]:
+    (folder / "cpt.py").write_text(PROGRAM.format(saving=saving, resume=resume))
+    (folder / "ds.json").write_text(STAGE_3)
+    header = header.replace("--nodes=2", "--nodes=4")
+    (folder / "job.sh").write_text(f"{header}HEAD=$(scontrol show hostnames | head -n 1)\n{TRAINER}")
+    answer = meshwright("check", "job.sh", "--gpus", "4x4xA100-80", "data.seq_length=4096", "--json")
+    found = [one for one in answer.json["findings"] if one["rule"].startswith("saving.")]
+    assert all(one["fix"] and one["file"] == "cpt.py" for one in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("saving", "resume", "rules"),
+    [
+        ('save_strategy="no"', RESUMES, ["never"]),
+        ('save_strategy="no"', "", ["never", "not-resumed"]),
+        ('save_strategy="steps", save_steps=20000', RESUMES, ["only-at-the-end"]),
+        ('save_strategy="steps", save_steps=0.5', RESUMES, ["rarely"]),
+        ("save_steps=2000, save_total_limit=2", RESUMES, ["rarely"]),
+        ("save_steps=100, save_total_limit=2", "", ["not-resumed"]),
+        ("save_steps=100, save_total_limit=2", "resume_from_checkpoint=None", ["not-resumed"]),
+        ("save_steps=100, save_total_limit=2", "resume_from_checkpoint=last", []),
+        ('save_strategy="epoch"', RESUMES, []),
+    ],
+)
+def test_the_saving_rules_see_the_trainers_arguments(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: str, resume: str, rules: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = saving_rules(meshwright, tmp_path, saving, resume)
+    assert [one["rule"] for one in found] == [f"saving.{rule}" for rule in rules]
+
+
+def test_an_interval_longer_than_the_time_limit_is_reported_as_never_saving(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    never = "longer than the job's time limit of {} hours: the job never saves one"
+    short = HEADER.replace("24:00:00", "04:00:00")
+    (one,) = saving_rules(meshwright, tmp_path, "save_steps=800, save_total_limit=2", header=short)
+    assert never.format(4) in one["message"]
+    assert not saving_rules(meshwright, tmp_path, "save_steps=800, save_total_limit=2")
+    written(tmp_path, "", MEGATRON.replace("--save-interval 500", "--save-interval 19000"))
+    answer = meshwright("check", "train.sh", "--gpus", "2x4xH100", "--json").json
+    (one,) = [one for one in answer["findings"] if one["rule"] == "saving.rarely"]
+    assert never.format(24) in one["message"]
+    written(tmp_path, "", MEGATRON.replace("--save-interval 500", "--save-interval 19000 --exit-signal-handler"))
+    answer = meshwright("check", "train.sh", "--gpus", "2x4xH100", "--json").json
+    (one,) = [one for one in answer["findings"] if one["rule"] == "saving.rarely"]
+    assert "a failure costs up to as many" in one["message"]

@@ -36,6 +36,7 @@ from meshwright.frameworks.result import CheckResult, UnresolvedValue, host_memo
 from meshwright.frameworks.saving import resume_findings, saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
+from meshwright.frameworks.trainer_saving import trainer_saving_findings
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.frameworks.types import as_int
 from meshwright.models import ModelSpec
@@ -180,12 +181,14 @@ def _check(
     open_fields = _of_memory(imported, candidates[0]) if known and cases else ()
     estimate = costs.estimate(cases[0]) if known and cases and not open_fields else None
     buildable = not any(one.severity == "error" for one in ours)
+    launch = imported_launch(content, imported.parsed)
     findings = [
         *imported.parsed.findings,
         *_repeated_keys(framework, content),
         *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
-        *saving_findings(imported, recipe, estimate, buildable, cases[0] if cases else None),
-        *resume_findings(imported, recipe, estimate, imported_launch(content, imported.parsed)),
+        *saving_findings(imported, recipe, estimate, buildable, cases[0] if cases else None, launch),
+        *resume_findings(imported, recipe, estimate, launch),
+        *trainer_saving_findings(imported, recipe, estimate, content, launch, cases[0] if cases else None),
         *model_findings(imported, model),
         *imported.mapped.findings,
         *theirs,

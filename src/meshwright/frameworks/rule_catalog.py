@@ -51,7 +51,7 @@ PARSE_FINDINGS = (
         "saving.not-resumed",
         "warning",
         "every job trains the first hours again",
-        "the job is requeued or shorter than the training, and does not load the folder that it saves to",
+        "the job is requeued or shorter than the training, and does not load the checkpoints that it saves",
     ),
     ParseFinding(
         "saving.fills-disk",
@@ -67,7 +67,10 @@ PARSE_FINDINGS = (
         "the interval between checkpoints is longer than the training",
     ),
     ParseFinding(
-        "saving.rarely", "warning", "a crash loses many hours", "the interval between checkpoints is 12 hours or more"
+        "saving.rarely",
+        "warning",
+        "a crash loses many hours",
+        "the interval between checkpoints is 12 hours or more, or longer than the time limit of the job",
     ),
     ParseFinding(
         "engine.no-config",

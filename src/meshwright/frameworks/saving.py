@@ -43,6 +43,7 @@ TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 MUCH_LONGER = 2.0  # times the limit of a job: a training of so many hours surely takes several
 LOAD_IS_NEEDED = ("megatron-lm", "megatron-deepspeed")
 """Frameworks that begin at step 0 without their key of the folder to load; others find their last checkpoint."""
+BEFORE_THE_LIMIT = ("exit_signal_handler", "exit_duration_in_mins")  # Megatron: save and end on a signal, or in time
 LONG_STEPS = 1000  # if the time of a step is unknown
 SWITCHES: Mapping[str, tuple[str, str]] = {
     "megatron-lm": ("save", "--save checkpoints --save-interval {every} --save-retain-interval {retained}"),
@@ -57,7 +58,12 @@ PATHS = ("save", "checkpoint.save")
 
 
 def saving_findings(
-    imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None, buildable: bool, case: Case | None = None
+    imported: ImportedRecipe,
+    recipe: Recipe,
+    estimate: Estimate | None,
+    buildable: bool,
+    case: Case | None = None,
+    launch: LaunchCommand | None = None,
 ) -> Iterator[Finding]:
     """Yield the finding for a training of many hours without a checkpoint, if its speed or length is known.
 
@@ -68,7 +74,7 @@ def saving_findings(
         yield from _never(imported, recipe, estimate)
         yield from _only_at_the_end(imported, recipe, estimate)
     if buildable:
-        yield from _rarely(imported, recipe, estimate)
+        yield from _rarely(imported, recipe, estimate, launch)
     if not recipe.benchmark:
         yield from _new_folder(imported)
 
@@ -98,7 +104,7 @@ def resume_findings(
         return
     if load is None and (framework.name not in LOAD_IS_NEEDED):
         return
-    again = _started_again(recipe, estimate, launch)
+    again = started_again(recipe, estimate, launch)
     if not again:
         return
     shown, folder = framework.display_key(save_key), str(save.value)
@@ -111,7 +117,7 @@ def resume_findings(
     yield Finding(RESUME_RULE, "warning", load_key, f"{state}; {again}", fix, file=save.file, line=(load or save).line)
 
 
-def _started_again(recipe: Recipe, estimate: Estimate | None, launch: LaunchCommand) -> str:
+def started_again(recipe: Recipe, estimate: Estimate | None, launch: LaunchCommand) -> str:
     """Return why a job is started more than once; empty if nothing says so."""
     if "requeue" in launch.job:
         return "the job has --requeue"
@@ -122,6 +128,13 @@ def _started_again(recipe: Recipe, estimate: Estimate | None, launch: LaunchComm
     if hours < MUCH_LONGER * limit:
         return ""
     return f"the training takes about {hours:,.0f} hours, a job ends after {limit:g}"
+
+
+def cost_of(hours: float, limit: float | None) -> str:
+    """Return what an interval between checkpoints costs; one longer than the time limit of its job is never over."""
+    if limit is not None and hours > limit:
+        return f", longer than the job's time limit of {limit:g} hours: the job never saves one"
+    return ": a failure costs up to as many"
 
 
 def _new_folder(imported: ImportedRecipe) -> Iterator[Finding]:
@@ -174,25 +187,35 @@ def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimat
     )
 
 
-def _rarely(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
-    """Yield the finding for an interval, set by the file, of many hours."""
+def _rarely(
+    imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None, launch: LaunchCommand | None
+) -> Iterator[Finding]:
+    """Yield the finding for an interval, set by the file, of many hours, or longer than the job may run."""
     key = imported.mapped.source_keys.get("checkpoint.save_every", "")
     setting, every = imported.parsed.settings.get(key), recipe.checkpoint.save_every
     if setting is None or setting.unresolved or estimate is None or recipe.benchmark or not _saves(imported):
         return
     hours = every * float(estimate.step_s) / 3600
-    if (every > recipe.train.steps and not recipe.train.epochs) or hours < RARE_H:
+    limit = None if launch is None or _saves_in_time(imported) else job_hours(launch.job)
+    too_late = limit is not None and hours > limit
+    if (every > recipe.train.steps and not recipe.train.epochs) or (hours < RARE_H and not too_late):
         return
     yield Finding(
         RARE_RULE,
         "warning",
         key,
-        f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {hours:,.0f} hours: "
-        "a failure costs up to as many",
+        f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {hours:,.0f} hours"
+        f"{cost_of(hours, limit)}",
         _interval_fix(imported, recipe, every, hourly(float(estimate.step_s))),
         file=setting.file,
         line=setting.line,
     )
+
+
+def _saves_in_time(imported: ImportedRecipe) -> bool:
+    """Return whether a run saves before the time limit of its job, whatever its interval is."""
+    settings = imported.parsed.settings
+    return any(name in settings for one in BEFORE_THE_LIMIT for name in (one, f"train.{one}"))
 
 
 def _key_of(imported: ImportedRecipe, field: str) -> str:
