@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
@@ -135,16 +136,21 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
     ranks = gpus[0] if len(gpus) == 1 else str(int(gpus[0]) * int(gpus[1]))
     if name in RESUMING and value:
         value = run_folder(value)
-    written = [
-        one.format(
-            value=ranks if one.startswith("--nproc") else _plain_length(one.partition("=")[0], value or "VALUE"),
-            name=name,
-        )
+    values = {
+        one: ranks if one.startswith("--nproc") else _plain_length(one.partition("=")[0], value or "VALUE")
         for one in OTHER_OPTIONS.get(name, ())
-    ]
+    }
+    written = [pasted(one.format(value=text, name=name), text) for one, text in values.items()]
     fitting = [one for one in written if one.split()[0] in options or (takes_overrides and not one.startswith("--"))]
     alike = [one for one in fitting if one.startswith("--") == fitting[0].startswith("--")]
     return alike if name in ("batch_size", "bs", "train_batch_size") else fitting[:1]
+
+
+def pasted(text: str, value: str) -> str:
+    """Return an option or override as a shell needs it: a value with spaces is quoted."""
+    if not any(sign.isspace() for sign in value):
+        return text
+    return text.replace(value, shlex.quote(value)) if text.startswith("--") else shlex.quote(text)
 
 
 def repeats_goal(name: str, value: str, goal: str) -> bool:
@@ -184,6 +190,11 @@ def with_nodes(name: str, value: str, gpus: str) -> str:
     return ""
 
 
+DATASET_WORDS = ("--dataset", "data.dataset", "--train-file", "--train_file", "train_file")
+LENGTH_WORDS = ("train.epochs", "train.steps", "--epochs", "--steps", "epochs", "num_train_epochs", "max_steps")
+"""Words of a command that state a dataset, whose epochs have a length, and words that state a length."""
+
+
 def cost_limit(name: str, value: str, options: Collection[str], typed: Sequence[str]) -> Meant:
     """Return why a limit of the cost is no option, and what prints the cost of each count instead; None for others."""
     if name not in COST_LIMITS or "--price" not in options:
@@ -191,12 +202,14 @@ def cost_limit(name: str, value: str, options: Collection[str], typed: Sequence[
     if value[-1:].isalpha() and _is_tokens(value):  # --budget 2T
         return f"a number of tokens is written --tokens {value}", f"--tokens {value}"
     words = [word.partition("=")[0] for word in typed]
-    length = () if {"--tokens", "--days"} & {*words} else ("--tokens 1T",)
+    has_length = {"--tokens", "--days", *LENGTH_WORDS} & {*words}
+    length = () if has_length else ("train.epochs=3",) if {*DATASET_WORDS} & {*words} else ("--tokens 1T",)
     missing = " ".join((*length, *(() if "--price" in words else ("--price 2.50",))))
     least = f" to compare with {value}" if value else ""
     if not missing:
         return f"the cost is in the answer{least}", f"without --{name.replace('_', '-')}"
-    return f"no count is chosen by its cost; {missing} (per GPU-hour) prints the cost{least}", missing
+    unit = " (per GPU-hour)" if "--price" in missing else ""
+    return f"no count is chosen by its cost; {missing}{unit} prints the cost{least}", missing
 
 
 def _is_tokens(value: str) -> bool:

@@ -14,6 +14,7 @@ from meshwright.api.argument_names import (
     PER_NODE_NAMES,
     cost_limit,
     meant_option,
+    pasted,
     repeats_goal,
     steps_of_tokens,
     with_nodes,
@@ -197,7 +198,8 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         recipe = api.recipe_in_line(arguments) if api.is_removed_key(name) else None
         found = api.as_override(name, value, options, recipe)
     if found is not None:
-        return f"{found[0]}. ", [found[1]] if found[1] else []
+        fix = pasted(found[1], value) if found[1].endswith(f"={value}") else found[1]
+        return f"{found[0]}. ", [fix] if fix else []
     if not near:
         elsewhere = _commands_with(option, context)
         return f"commands that take it: {', '.join(elsewhere)}. " if elsewhere else "", []

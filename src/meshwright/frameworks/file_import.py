@@ -243,7 +243,13 @@ def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Clu
     count = request.count
     if count is None:
         reason = f"{path} does not say how many GPUs it runs on"
-        raise InputError(reason, field="gpus", fix=("--gpus 8xH100", "--gpus 4x8xH100"))
+        gpu, each = request.gpu or clusters.DEFAULT_GPU, request.gpus_per_node
+        if each is not None:
+            reason = f"{path} starts {each} GPUs per node, but does not say how many nodes and which GPUs"
+        if each is not None and request.gpu:
+            reason = f"{path} starts {each} {gpu} per node, but does not say how many nodes"
+        few = each or 8
+        raise InputError(reason, field="gpus", fix=(f"--gpus {few}x{gpu}", f"--gpus 4x{few}x{gpu}"))
     gpu = request.gpu or clusters.DEFAULT_GPU
     on = clusters.cluster(request.text(gpu))
     if request.gpu:
