@@ -218,3 +218,56 @@ def test_a_repair_removes_all_keys_of_a_format_that_the_gpu_lacks(meshwright: An
     for key in keys:
         assert f"without quantize.linear.float8.{key}" in repair
     assert "leaves torchtitan.quantize-ignored" not in repair
+
+
+MOE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 100000,
+    "eos_token_id": 100001,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 4096,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 16,
+    "pretraining_tp": 1,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "softmax",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.39.3",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+
+
+@pytest.mark.parametrize(("tokens", "suggested"), [("200B", False), ("4T", True)])
+def test_no_batch_is_suggested_that_leaves_too_few_steps(meshwright: Any, tokens: str, suggested: bool) -> None:
+    Path("moe16").mkdir()
+    Path("moe16/config.json").write_text(json.dumps(MOE))
+    typed = ("recommend", "moe16", "--gpus", "uni.toml", "--goal", "pretrain", "--tokens", tokens)
+    assert ("scale the batch" in meshwright(*typed).out) == suggested

@@ -19,7 +19,7 @@ from meshwright.notes import no_notes
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question
 from meshwright.planner.baseline import Baseline
-from meshwright.planner.budget import MANY_STEPS
+from meshwright.planner.budget import FEW_STEPS, MANY_STEPS
 from meshwright.planner.recommend import STEPS, StepsOfPlan, planned
 from meshwright.planner.scaling import SCALED
 from meshwright.recipes import overrides as override
@@ -51,11 +51,19 @@ def plan_of_length(question: Question, recipe: Recipe | None, request: requests.
 
 
 def _with_one_batch(plan: Plan, tokens: float) -> Plan:
-    """Return the plan without the suggestion of a batch for its GPUs, where the budget names one for the tokens."""
-    if ceil(tokens / _tokens_per_step(plan.case)) <= MANY_STEPS:
-        return plan
-    kept = tuple(one for one in plan.suggestions if one.title != SCALED)
-    return msgspec.structs.replace(plan, suggestions=kept)
+    """Return the plan without the suggestion of a batch for its GPUs, where the budget names one for the tokens.
+
+    In pretraining, no batch is suggested either that leaves fewer steps than published runs take.
+    """
+    is_named = ceil(tokens / _tokens_per_step(plan.case)) > MANY_STEPS
+    is_pretraining = plan.recipe.goal == "pretrain"
+
+    def fits_budget(one: planner.Suggestion) -> bool:
+        if one.title != SCALED:
+            return True
+        return not is_named and not (is_pretraining and tokens / _step_tokens_with(plan, one.overrides) < FEW_STEPS)
+
+    return msgspec.structs.replace(plan, suggestions=tuple(filter(fits_budget, plan.suggestions)))
 
 
 def steps_counter(question: Question, recipe: Recipe | None, request: requests.Recommend) -> StepsOfPlan | None:
@@ -118,9 +126,13 @@ def _with_steps_of_batches(plan: Plan, steps_of: StepsOfChange) -> Plan:
 
 def _counted_steps(plan: Plan, tokens: float, overrides: tuple[str, ...]) -> int | None:
     """Return the steps of these tokens with other overrides; None if they stay."""
+    return _steps_of_tokens(tokens, _step_tokens_with(plan, overrides), plan.recipe)
+
+
+def _step_tokens_with(plan: Plan, overrides: tuple[str, ...]) -> int:
+    """Return the tokens of a step with other overrides."""
     with no_notes():
-        changed = override.apply(plan.recipe, overrides)
-    return _steps_of_tokens(tokens, _tokens_per_step(plan.case.rebuild(changed)), plan.recipe)
+        return _tokens_per_step(plan.case.rebuild(override.apply(plan.recipe, overrides)))
 
 
 def _planned_steps(

@@ -21,6 +21,7 @@ GB_PER_GIB = 1.073741824
 MANY_STEPS = 2_000_000
 """Optimizer steps above which the batch is small for the budget: published pretrainings took 0.1 to 1.2 million steps
 (GPT-3 and Pythia 0.15, Llama 2 0.5, DeepSeek-V3 0.25, OLMo 2 7B 0.93, Llama 3 405B 1.2)."""
+FEW_STEPS = 100_000  # the fewest of those: no larger batch is suggested that leaves fewer
 USUAL_STEPS = 500_000
 SAME_LENGTH = 0.01  # relative difference of steps that is only rounding
 MAX_STEP_TOKENS = 16 * 2**20  # about the largest published
