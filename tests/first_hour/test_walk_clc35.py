@@ -165,3 +165,18 @@ def test_an_interval_longer_than_the_time_limit_is_reported_as_never_saving(
     answer = meshwright("check", "train.sh", "--gpus", "2x4xH100", "--json").json
     (one,) = [one for one in answer["findings"] if one["rule"] == "saving.rarely"]
     assert "a failure costs up to as many" in one["message"]
+
+
+def test_a_requeued_job_of_a_program_that_is_written_anew_saves_every_half_hour(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saving_rules(meshwright, tmp_path, "save_steps=20000, save_total_limit=2", "")
+    words = ("--gpus", "4x4xA100-80", "--scheduler", "slurm", "--time", "24:00:00", "--write", "jobs")
+    answer = launched(meshwright, "launch", "job.sh", *words, "data.seq_length=4096")
+    assert "about 30 min at the estimated speed" in answer
+    assert "save_steps=20000" not in (tmp_path / "jobs" / "job_args.py").read_text()
+
+
+def test_requeue_is_explained(meshwright: Any) -> None:
+    assert "--no-requeue" in meshwright("explain", "requeue").out

@@ -399,7 +399,8 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         recipe = exported.checked.recipe
         imported = exported.job.imported
         read = imported is not None
-        own = imported is not None and bool(imported.settings.parsed.program.argv) and request.save_minutes is None
+        program_given = None if imported is None else imported.settings.parsed.program
+        own = program_given is not None and other_frameworks.saves_by_itself(program_given, request.save_minutes)
         every = None if own else other_frameworks.save_every(recipe, step_s, request.save_minutes, changes)
         more = list(changes)
         if every is not None:

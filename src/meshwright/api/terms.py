@@ -34,6 +34,8 @@ TERMS = {
     "recompute": "activations computed again in the backward pass to save memory: none, selective (the ones that are "
     "cheap to compute, such as attention), or full (all of every layer)",
     "band": "the interval, in percent, that contains 80 % of comparable published measurements",
+    "requeue": "SLURM starts a job again after preemption or its time limit; a training resumes from its latest "
+    "checkpoint. Jobs of meshwright launch requeue themselves: --no-requeue, --max-requeues N, --save-minutes N",
     "goodput": "share of the time that trains, after failures, restarts and checkpoints",
     "mtbf": "mean time between failures: the hours that one GPU runs on average until a failure ends the run; goodput "
     "and the advised checkpoint interval follow from it. --mtbf-hours sets it",

@@ -16,7 +16,7 @@ from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.trainer_fields import DATASETS
-from meshwright.frameworks.types import Program, SourcedValue
+from meshwright.frameworks.types import Program, ProgramArguments, SourcedValue
 from meshwright.planner.saving import fitting_interval
 from meshwright.recipes import overrides as override
 from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
@@ -221,6 +221,11 @@ def missing_checkout(program: Program, framework: str, scheduler: str, files: Co
         return (f"{title} must be installed where the job runs: otherwise add --framework-dir PATH, its checkout",)
     other = f", or {STARTED[scheduler]}" if scheduler in STARTED else " of the checkout in the image"
     return (f"{script} is a file of {title}: add --framework-dir PATH{other}",)
+
+
+def saves_by_itself(program: ProgramArguments, minutes: float | None) -> bool:
+    """Return whether the user's command sets its interval; a program that parses no arguments is written anew."""
+    return bool(program.argv) and not program.fixed_in and minutes is None
 
 
 def save_every(recipe: Recipe, step_s: float, minutes: float | None, given: Sequence[str]) -> int | None:
