@@ -117,3 +117,56 @@ def test_the_exported_model_of_a_pretraining_run_gets_a_plain_prompt(monkeypatch
         for kind, path in (("model", "r2/model"), ("checkpoint", "r2/checkpoints/step-00000060")):
             assert is_pretrained_only(FoundCheckpoint(kind, Path(path))) == (goal == "pretrain")  # type: ignore[arg-type]
         assert not is_pretrained_only(FoundCheckpoint("model", Path("other/model")))
+
+
+def test_copied_data_keep_the_best_loss() -> None:
+    from types import SimpleNamespace
+
+    from meshwright.engine.evaluation import Validation, ValidationState
+
+    def restored(name: str, same_data: bool) -> int | None:
+        validation = Validation.__new__(Validation)
+        data = SimpleNamespace(validation="", validation_part=0.1)
+        validation.recipe = SimpleNamespace(data=data, train=SimpleNamespace(eval_every=1))  # type: ignore[assignment]
+        validation.name, validation.source, validation.first = name, SimpleNamespace(size=4), False
+        validation.state = ValidationState(dataset=name, samples=4)
+        record: Any = SimpleNamespace(step=3, loss=1.0)
+        saved = ValidationState(dataset="data (10% held out)", samples=4, best_step=3, best_loss=1.0, records=[record])
+        validation.restore(saved, False, same_data)
+        return validation.state.best_step
+
+    assert restored("data_copy (10% held out)", same_data=True) == 3
+    assert restored("data (10% held out)", same_data=False) == 3
+    assert restored("data_copy (10% held out)", same_data=False) is None
+    assert restored("data_copy (20% held out)", same_data=True) is None
+
+
+def test_the_real_held_out_share_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    from meshwright.engine.data.open_dataset import _note_real_share
+    from meshwright.engine.data.shards import Segment, Stream, split_spans
+
+    ends = np.arange(10, 61, 10)
+    stream = Stream([Segment(np.zeros(60, dtype=np.uint16), ends)], "six")
+    _note_real_share(stream, "six", split_spans(stream, 0.1)[1], 0.1)
+    assert "holds out whole documents, the last 1 of 6: 16.7% of the tokens" in capfd.readouterr().err
+
+
+def test_a_missing_tokenizer_names_the_bytes() -> None:
+    from meshwright.engine.data.tokenizers import load_tokenizer
+    from meshwright.errors import InputError
+
+    Path("empty").mkdir()
+    with pytest.raises(InputError) as refused:
+        load_tokenizer("empty")
+    assert any("data.tokenizer=bytes" in fix for fix in refused.value.fix)
+
+
+def test_the_refused_contract_names_the_python_argument() -> None:
+    from meshwright.engine.checkpoint.contract import check_contract
+    from meshwright.errors import InputError
+
+    with pytest.raises(InputError) as refused:
+        check_contract({"train.steps": 3}, {"train.steps": 4}, False)
+    assert any("accept_changes=True" in fix for fix in refused.value.fix)

@@ -96,8 +96,11 @@ class Validation:
         done = bool(self.state.records) and self.state.records[-1].step >= step
         return bool(train.eval_every) and not done and (step % train.eval_every == 0 or step == train.steps)
 
-    def restore(self, saved: ValidationState, data_changed: bool = False) -> None:
-        """Continue from a checkpoint; with other validation data, the best loss starts anew."""
+    def restore(self, saved: ValidationState, data_changed: bool = False, same_data: bool = False) -> None:
+        """Continue from a checkpoint; with other validation data, the best loss starts anew.
+
+        With `same_data`, the contents are known to be equal: the files may have been copied or renamed.
+        """
         data = self.recipe.data
         if not self.recipe.train.eval_every:
             self.state = saved
@@ -108,7 +111,7 @@ class Validation:
                     f"validation: the data changed, so {self.name} are other samples now, some of which were trained "
                     "on: the best loss starts anew; data.validation=FILE keeps the samples"
                 )
-        elif not saved.records or (saved.dataset, saved.samples) == (self.name, self.source.size):
+        elif not saved.records or (saved.samples == self.source.size and self._is_same_set(saved.dataset, same_data)):
             self.state = msgspec.structs.replace(saved, dataset=self.name, samples=self.source.size)
         else:
             self.state = msgspec.structs.replace(self.state, records=saved.records)
@@ -118,6 +121,12 @@ class Validation:
                     f"{self.source.size:,} of {self.name}",
                 )
                 warn(f"validation used {was} before and uses {now} now: the best loss starts anew")
+
+    def _is_same_set(self, saved: str, same_data: bool) -> bool:
+        """Return whether a saved name means today's samples: an equal name, or the same part of copied files."""
+        from meshwright.engine.data.held_out import part_of
+
+        return saved == self.name or (same_data and part_of(saved) == part_of(self.name))
 
     def run(self, step: int, watch: StepCallbacks) -> ValidationRecord | None:
         """Validate after a step; None after a stop request."""

@@ -238,7 +238,8 @@ class _Run:
                 if self.process.rank == 0:
                     log(f"resuming after step {state.step}: {self.resumed_from}")
                 self.guard.skipped_in_a_row = state.skipped_in_a_row
-                self.validation.restore(state.validation, self.checkpoints.data_changed(state))
+                saved = self.checkpoints
+                self.validation.restore(state.validation, saved.data_changed(state), saved.has_same_data(state))
             if self.process.rank == 0:
                 keep_template(self.spec.recipe, Path(self.spec.folder))
             if self.spec.recipe.checkpoint.save_every:

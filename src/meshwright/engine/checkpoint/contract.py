@@ -95,6 +95,9 @@ def _content(value: Any, fingerprints: Mapping[str, Fingerprint]) -> Any:
     return known(value) if isinstance(value, str) else sorted((known(name), share) for name, share in value.items())
 
 
+ACCEPTING = "--accept-changes resumes with the new values (in Python, accept_changes=True)"
+
+
 def check_contract(
     saved: Mapping[str, Any],
     now: Mapping[str, Any],
@@ -124,7 +127,7 @@ def check_contract(
         reason += f"; {some(tensors)} give{'s' * (len(tensors) == 1)} {other}"
         fix = ("another --out", _restored(changed), *_continued(saved, tensors, run))
     else:
-        fix = ("another --out", _restored(changed), "--accept-changes resumes with the new values")
+        fix = ("another --out", _restored(changed), ACCEPTING)
     raise InputError(reason, field="--accept-changes" if accepted else "--out", fix=fix)
 
 

@@ -16,7 +16,7 @@ from meshwright.engine.checkpoint.load import find_latest_valid, load, load_tens
 from meshwright.engine.checkpoint.metadata import State, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.save import Saver, rng_shards
 from meshwright.engine.checkpoint.shards import Shard
-from meshwright.engine.data.fingerprint import Fingerprint, data_fingerprints, weights_fingerprint
+from meshwright.engine.data.fingerprint import WEIGHTS, Fingerprint, data_fingerprints, weights_fingerprint
 from meshwright.engine.evaluation import ValidationState
 from meshwright.engine.hooks import hook_contract
 from meshwright.engine.object_collectives import gathered
@@ -77,6 +77,11 @@ class Checkpoints:
         """Return whether the contents of the datasets differ from those of a checkpoint, where both are known."""
         before, now = ([one.hash for one in data.values()] for data in (saved.data, self.data))
         return bool(before and now) and before != now
+
+    def has_same_data(self, saved: State) -> bool:
+        """Return whether the contents of the datasets are known and equal to those of a checkpoint."""
+        before, now = ([one.hash for name, one in data.items() if name != WEIGHTS] for data in (saved.data, self.data))
+        return bool(before) and before == now
 
     def save(self, step: int, wait: bool = False, read_back: bool = True) -> None:
         """Save the state after `step` steps."""

@@ -17,6 +17,11 @@ class HeldOutSet(msgspec.Struct, frozen=True):
         return f"{self.dataset} ({self.part})" if self.part else self.dataset
 
 
+def part_of(shown: str) -> str:
+    """Return the part in the text of a HeldOutSet; empty if it is all of its dataset."""
+    return shown.rpartition(" (")[2] if shown.endswith(")") and " (" in shown else ""
+
+
 def held_out_set(recipe: Recipe) -> HeldOutSet | None:
     """Return the validation data of a recipe; None if the recipe trains on all its data."""
     from meshwright.engine.data.dataset_registry import REGISTRY

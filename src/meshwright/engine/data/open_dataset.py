@@ -25,6 +25,7 @@ from meshwright.errors import InputError, closest
 from meshwright.notes import note
 from meshwright.recipes.types import Recipe
 
+SAME_SHARE = 0.1  # by which the held-out share may differ from the requested one without a note
 MOCK = "mock"
 MOCK_NAMES = (MOCK, "llm-pretrain-mock")
 
@@ -113,9 +114,22 @@ def _corpus(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: P
             value=data.validation_part,
             fix=("more data", "a shorter data.seq_length", "data.validation=FILE or FOLDER"),
         )
+    if held_out and not separate and data.validation_part:
+        _note_real_share(stream, name, held_out_span, data.validation_part)
     return StreamCorpus(
         stream, data.seq_length, vocab=vocab, packing=data.packing, span=span, keep_last=held_out, field=field
     )
+
+
+def _note_real_share(stream: Stream, name: str, span: tuple[int, int], requested: float) -> None:
+    """Note the share that is held out if it is far from the requested one: only whole documents are held out."""
+    share = (span[1] - span[0]) / len(stream)
+    if abs(share - requested) > SAME_SHARE * requested:
+        held, total = (len(stream.ends(start, len(stream))) for start in (span[0], 0))
+        note(
+            f"{name}: data.validation_part={requested:g} holds out whole documents, the last {held:,} of {total:,}: "
+            f"{share:.1%} of the tokens"
+        )
 
 
 def _stream(recipe: Recipe, name: str, vocab: int, pretrained: Path | None, field: str) -> Stream:

@@ -16,6 +16,7 @@ from meshwright.notes import note
 from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 
 FIELD = "data.tokenizer"
+BYTES = f"{FIELD}={byte_level.NAME}, for a model that starts from random weights"
 END = "<|endoftext|>"
 
 
@@ -25,7 +26,7 @@ def load_tokenizer(source: Recipe | str | Path, pretrained: Path | None = None) 
     if name is None:
         assert isinstance(source, Recipe)
         reason = f"{source.data.dataset} is text, but no tokenizer is set"
-        raise InputError(reason, field=FIELD, value="", fix=(*_folder_fix(), "--dataset mock"))
+        raise InputError(reason, field=FIELD, value="", fix=(BYTES, *_folder_fix(), "--dataset mock"))
     if name == byte_level.NAME:
         name = str(byte_level.cached_byte_tokenizer())
     path = Path(name).expanduser()
@@ -133,7 +134,7 @@ def _load(source: str, name: str, cached: bool) -> Any:
         raise _load_error(name, cached, error) from None
     # Of a model folder without tokenizer files, transformers makes a tokenizer without a vocabulary.
     if not loaded.encode("a", add_special_tokens=False):
-        raise InputError("no tokenizer in this folder", field=FIELD, value=name, fix=_folder_fix())
+        raise InputError("no tokenizer in this folder", field=FIELD, value=name, fix=(*_folder_fix(), BYTES))
     return loaded
 
 
@@ -147,4 +148,4 @@ def _load_error(name: str, cached: bool, error: Exception) -> InputError:
         fix = (*near[:1], f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
         return InputError(reason, field=FIELD, value=name, fix=fix)
     reason = "no tokenizer in this folder" if "backend tokenizer" in str(error) else f"cannot read: {first_line(error)}"
-    return InputError(reason, field=FIELD, value=name, fix=_folder_fix())
+    return InputError(reason, field=FIELD, value=name, fix=(*_folder_fix(), BYTES))
