@@ -192,3 +192,24 @@ def test_a_scheduler_of_deepspeed_replaces_the_trainers(
     Path("run.sh").write_text(f"{RUN_CLM} --deepspeed ds.json --lr_scheduler_type {stated} --warmup_ratio 0.03")
     out = meshwright("check", "run.sh", "--gpus", "2xRTX6000Ada").out
     assert (f"--lr_scheduler_type {stated} has no effect: the scheduler {scheduler} in ds.json:" in out) is is_unused
+
+
+def test_check_has_the_memory_of_run_clm_without_recomputation(meshwright: Any) -> None:
+    Path("run.sh").write_text(RUN_CLM.replace(" --gradient_checkpointing", ""))
+    out = meshwright("check", "run.sh", "--gpus", "2xL40S").out
+    assert "Memory   " in out
+    assert "memory is checked if you pass" not in out
+
+
+def test_a_run_shorter_than_its_interval_saves_at_the_end(meshwright: Any) -> None:
+    words = ("--goal", "lora", "data.dataset=tickets.jsonl", "--seq", "1024", "train.epochs=3", "--max-gpus", "2")
+    out = meshwright("size", "Qwen2.5-1.5B-Instruct", "--gpus", "A100-80", *words).out
+    assert "a checkpoint only at the end is best" in out
+    assert "the recipe saves every" not in out
+
+
+def test_no_larger_batch_is_suggested_for_few_rows(meshwright: Any) -> None:
+    words = ("--goal", "lora", "--dataset", "tickets.jsonl")
+    out = meshwright("recommend", "mistral-7b", "--gpus", "2xRTX6000Ada", *words).out
+    suggested = out.partition("Consider")[2].partition("\nRun ")[0]
+    assert "train.global_batch_size=" not in suggested

@@ -163,10 +163,16 @@ def _count_notes(recipe: Recipe) -> tuple[str, ...]:
 def with_own_data(plan: Plan) -> Plan:
     """Return the plan with what the user's data adds: findings about its rows and steps, and less padding."""
     plan = _with_data_errors(_with_counted_steps(plan))
-    epochs = epochs_of(plan.recipe, plan.case.engine)
+    epochs = epochs_of(plan.recipe, plan.case.engine) or _usual_epochs(plan.recipe, plan.case.engine)
     kept = tuple(one for one in plan.suggestions if epochs is None or not _leaves_few_updates(plan, one, epochs))
     found = (*_more_updates(plan), *list(_less_padding(plan))[:1])
     return plan if found + kept == plan.suggestions else msgspec.structs.replace(plan, suggestions=found + kept)
+
+
+def _usual_epochs(recipe: Recipe, engine: Engine) -> Epochs | None:
+    """Return the usual passes over the data of a run by steps: more updates than these repeat the samples."""
+    train = msgspec.structs.replace(recipe.train, epochs=float(USUAL_EPOCHS))
+    return epochs_of(msgspec.structs.replace(recipe, train=train), engine)
 
 
 def _more_updates(plan: Plan) -> Iterable[Suggestion]:

@@ -150,9 +150,9 @@ def print_sizes(answer: Answer) -> None:
     if answer["storage"] is not None:
         titled(out, "storage", [" " + line for line in _storage_lines(answer)])
     if answer["reliability"] is not None:
-        good = next(s["goodput"] for s in answer["sizes"] if s["gpus"] == answer["reliability"]["gpus"])
+        size = next(s for s in answer["sizes"] if s["gpus"] == answer["reliability"]["gpus"])
         titled(
-            out, "failures", [" " + line for line in _reliability_lines(answer["reliability"], good, answer["node"])]
+            out, "failures", [" " + line for line in _reliability_lines(answer["reliability"], size, answer["node"])]
         )
     for note in answer["notes"]:
         out.print(f"[yellow]! {escape(note)}[/]")
@@ -271,12 +271,19 @@ def _save_speed(found: Answer, gpus: int) -> str:
     return f"{each:g} GB/s per GPU (assumed)" if each * gpus <= total else f"{total:,.0f} GB/s in all (assumed)"
 
 
-def _recipe_saves(needs: Answer, good: Answer) -> list[str]:
+def _saves(found: Answer, steps: int | None) -> str:
+    """Return how often a run saves, in time and steps; only at the end if that is not sooner."""
+    every = found["save_every"]
+    if not every or (steps and every >= steps):
+        return AT_END
+    return f"every {duration(found['save_interval_s'] / 86400)} (checkpoint.save_every={every})"
+
+
+def _recipe_saves(needs: Answer, good: Answer, steps: int | None) -> list[str]:
     """Return how often the recipe saves, which the days and the goodput of the table assume, and why it is kept."""
-    every = good["save_every"]
-    if every == needs["save_every"]:
+    now = _saves(good, steps)
+    if now == _saves(needs, steps):
         return []
-    now = f"every {duration(good['save_interval_s'] / 86400)} (checkpoint.save_every={every})" if every else AT_END
     gain = needs["share"] - good["share"]
     gained = f"gains {gain:.1%}" if gain >= LEAST_SHOWN else f"gains less than {LEAST_SHOWN:.1%}"
     blocked = f"each save blocks training for {seconds(good['blocked_s'])} s"
@@ -286,18 +293,19 @@ def _recipe_saves(needs: Answer, good: Answer) -> list[str]:
     ]
 
 
-def _reliability_lines(needs: Answer, good: Answer, node: int) -> list[str]:
+def _reliability_lines(needs: Answer, size: Answer, node: int) -> list[str]:
     """Return the checkpoint interval, the spare nodes and whether replicas should fail alone."""
+    good, steps = size["goodput"], size["steps"]
+    best = _saves(needs, steps)
     count = needs["failures_per_day"]
     often = f"{two_digits(count)} failures per day" if count >= 1 else f"a failure every {duration(1 / count)}"
     restart = f"each costs {duration(needs['restart_s'] / 86400)} until training goes on"
-    every = f"every {duration(needs['save_interval_s'] / 86400)} (checkpoint.save_every={needs['save_every']})"
     spares, repaired = needs["spare_nodes"], f"a failed node is {needs['repair_hours']:g} hours in repair, assumed"
     lines = [
         f"{_gpus(needs['gpus'])}: {often}, {restart}",
         f"goodput: {failures_from(good)}",
-        f"a checkpoint {every} is best: goodput {needs['share']:.1%} if a failed node is replaced at once",
-        *_recipe_saves(needs, good),
+        f"a checkpoint {best} is best: goodput {needs['share']:.1%} if a failed node is replaced at once",
+        *_recipe_saves(needs, good, steps),
     ]
     if needs["gpus"] <= node:  # one node: a spare one or a second replica would double the cost
         return lines

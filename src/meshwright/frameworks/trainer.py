@@ -302,9 +302,12 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     if "optimizer.lr" in values:
         values.setdefault("schedule.min_lr", 0.0)
     defaults: dict[str, Any] = {} if goal == "pretrain" else dict(DEFAULTS)
-    if Path(script).name.startswith(LANGUAGE_MODELING) or LANGUAGE_MODELING in args:
+    is_example = Path(script).name.startswith(LANGUAGE_MODELING)
+    if is_example or LANGUAGE_MODELING in args:
         defaults["data.train_on"] = "all"
-    in_blocks = goal != "pretrain" and (Path(script).name.startswith(LANGUAGE_MODELING) or is_on(args, CONCATENATES))
+    if is_example and is_trainer(args) and "layout.recompute" not in read.open_fields:
+        defaults["layout.recompute"] = "none"  # other programs may call gradient_checkpointing_enable themselves
+    in_blocks = goal != "pretrain" and (is_example or is_on(args, CONCATENATES))
     if in_blocks:
         defaults["data.packing"] = True  # its group_texts concatenates all texts and cuts them into blocks
     trl = goal != "pretrain" and (trl or is_trl(args, script))
