@@ -271,3 +271,17 @@ def test_no_batch_is_suggested_that_leaves_too_few_steps(meshwright: Any, tokens
     Path("moe16/config.json").write_text(json.dumps(MOE))
     typed = ("recommend", "moe16", "--gpus", "uni.toml", "--goal", "pretrain", "--tokens", tokens)
     assert ("scale the batch" in meshwright(*typed).out) == suggested
+
+
+def test_targets_on_two_clusters_are_compared_by_days_and_cost(meshwright: Any) -> None:
+    own_model()
+    Path("h64.toml").write_text('gpu = "H100"\nnodes = 8\ngpus_per_node = 8\nprice = 2.1\ncurrency = "USD"\n')
+    for name, cluster in (("a", "uni.toml"), ("b", "h64.toml")):
+        text = f'name = "{name}"\nmodel = "./q3b"\ngoal = "pretrain"\ncluster = "{cluster}"\n'
+        Path(f"{name}.toml").write_text(text + "[train]\nglobal_batch_size = 256\nsteps = 286103\n")
+    found = meshwright("compare", "a.toml", "b.toml")
+    text = " ".join(found.out.split())
+    assert "286,103 steps take" in text, found.err
+    assert "USD" in text
+    assert "its cost is unknown" in text
+    assert "a network of 100 Gb/s per GPU" in text

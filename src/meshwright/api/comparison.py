@@ -16,7 +16,9 @@ from meshwright.api.checks import CONFIGS, exported_for, framework_findings
 from meshwright.api.inputs import choice, fields_of
 from meshwright.api.plan_responses import ChangePart, Contract, PlanLayout, contract_part
 from meshwright.api.planning import estimate
+from meshwright.api.prices import price_for
 from meshwright.api.questions import job_question, model_question, named_job
+from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.run_comparison import (
     ComparedRun,
@@ -30,7 +32,7 @@ from meshwright.api.run_comparison import (
 )
 from meshwright.api.verb_function import verb
 from meshwright.costs.uncertainty import error_bands
-from meshwright.display import Readable, Row, titled
+from meshwright.display import Readable, Row, plural, titled
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks import UnmappedField
 from meshwright.planner import Plan, Question
@@ -375,7 +377,10 @@ def compare_response(found: Comparison | RunComparison, request: requests.Compar
         return _runs_response(found.sides)
     best = found.ranked[0]
     plans = [one.plan for one in found.sides if one.plan is not None]
-    assumed = dict.fromkeys(one for plan in plans for one in plan.question.assumed if one.field != "layout.strategy")
+    # A recipe's own cluster is not typed, but what its file leaves open decides which of several clusters is faster.
+    of_files = [one for plan in plans if plan.question.cluster_ref for one in assumed_in(plan.question.cluster_ref)]
+    stated = [one for plan in plans for one in plan.question.assumed if one.field != "layout.strategy"]
+    assumed = dict.fromkeys((*stated, *(of_files if found.of == "targets" else ())))
     names = [one.name for one in found.sides] if found.of == "targets" else []
     return CompareResponse(
         of=found.of,
@@ -425,7 +430,7 @@ def _part(found: Comparison, side: Side, rank: int, best: Side) -> ComparedSide:
         sized=side.sized,
         reasons=[
             *_reasons(side, best),
-            *(_sizing_reason(side) if found.of == "targets" else []),
+            *([*_sizing_reason(side), *_days_and_cost(side, found)] if found.of == "targets" else []),
             *(["the file is for it: nothing to convert"] if side.name == found.own else []),
         ],
     )
@@ -471,6 +476,22 @@ def _never_run(side: Side) -> bool:
 def _sizing_reason(side: Side) -> list[str]:
     """Return whether a target's layout is its own or was chosen for the GPUs."""
     return ["a model: sized to the GPUs as recommend does"] if side.sized else ["a recipe or file, as it is"]
+
+
+def _days_and_cost(side: Side, found: Comparison) -> list[str]:
+    """Return the days and the cost of a target's own steps, where the targets run on different clusters."""
+    plan, clusters_of = side.plan, [one.plan.question.cluster for one in found.sides if one.plan is not None]
+    if plan is None or not side.ok or not plan.has_length or all(one == clusters_of[0] for one in clusters_of):
+        return []
+    price = price_for(requests.Estimate(target=side.name), plan.question)
+    spent = planner.budget(plan.case, plan.estimate, None, price)
+    if spent is None:
+        return []
+    text = f"{plural(spent.steps, 'step')} take {spent.days:.3g} days on {plan.question.cluster}"
+    if spent.cost is not None:
+        return [f"{text} and cost {spent.cost:,.0f} {spent.currency}".rstrip()]
+    is_priced = any(one.price is not None for one in clusters_of)
+    return [f"{text}; its cost is unknown: price = PRICE in its cluster file adds it" if is_priced else text]
 
 
 def _differ(sides: Sequence[Side]) -> bool:
