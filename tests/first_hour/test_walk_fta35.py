@@ -182,3 +182,20 @@ def test_an_import_without_gpus_names_the_count_of_the_script(here: Path) -> Non
     found = call("import", "run.sh")
     assert "run.sh starts 2 GPUs per node" in found.err
     assert "--gpus 2xH100" in found.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "rule", "fix"),
+    [
+        ("--evaluation_strategy steps", "key.removed", ["--eval_strategy steps"]),
+        ("--evalution_steps 50", "key.unknown", ["--eval_steps 50"]),
+        ("--learning_rte 1e-5 ", "key.unknown", ["without --learning_rte"]),
+        ("--save_step 50 --preprocessing_num_workers 4", "", []),  # argparse accepts the start of a name
+    ],
+)
+def test_an_argument_that_the_trainer_does_not_have_is_reported(
+    here: Path, typed: str, rule: str, fix: list[str]
+) -> None:
+    (here / "run.sh").write_text(COMMAND.replace("--deepspeed ds.json", typed))
+    found = [one for one in call("check", "run.sh", *ON).json["findings"] if one["rule"].startswith("key.")]
+    assert [(one["rule"], one["fix"]) for one in found] == ([(rule, fix)] if rule else [])

@@ -96,6 +96,9 @@ SWITCHES = (
 """Arguments of transformers.TrainingArguments that are true or false."""
 SWITCH_TEXTS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
 
+RENAMED = {"evaluation_strategy": "eval_strategy"}  # arguments that TrainingArguments had
+WRITTEN_OUT = {"evaluation_steps": "eval_steps"}  # a name that never existed, whose misspellings mean the argument
+SHORTEST_TYPO = 8  # letters: short names of a program's own arguments are near too many others
 LAUNCHER_ARGUMENTS = ("local_rank",)  # that launchers add
 NAMED = {"optim": "=optim", "lr_scheduler_type": "=schedule"}  # arguments whose values are names of transformers
 EARLIER_NAMES = ("adamw_hf",)  # that transformers 4 had
@@ -159,6 +162,30 @@ def refused_arguments(framework: str, args: Arguments, own: Content | None) -> I
             file=setting.file,
             line=setting.line,
         )
+
+
+def unknown_arguments(args: Arguments, own: Content | None) -> Iterator[Finding]:
+    """Yield a finding for each argument of a command that TrainingArguments had, or that is one of them mistyped.
+
+    `own` is the program, if it is here: one with a parser of its own, or with such an argument, may accept it.
+    """
+    if not is_trainer(args) or (own is not None and "HfArgumentParser" not in own.text):
+        return
+    known = [*(name for name in read_table(TRL_KEYS).owners[""] if name not in RENAMED), *WRITTEN_OUT]
+    for name, setting in args.items():
+        is_short = any(one.startswith(name) for one in known)  # argparse accepts the start of a name
+        if is_short or len(name) < SHORTEST_TYPO or (own is not None and name in own.text):
+            continue
+        near = [] if name in RENAMED else similar.misspelled(name, known)
+        right = RENAMED.get(name) or next((WRITTEN_OUT.get(one, one) for one in near), "")
+        if not right:
+            continue
+        message = f"transformers has no --{name}; did you mean --{right}?"
+        if name in RENAMED:
+            message = f"transformers has no --{name} since version 4.46, which named it --{right}"
+        fix = f"without --{name}" if right in args else f"--{right} {setting.value}"
+        rule = "key.removed" if name in RENAMED else "key.unknown"
+        yield Finding(rule, "warning", name, message, (fix,), file=setting.file, line=setting.line)
 
 
 def command_arguments(

@@ -29,6 +29,7 @@ from meshwright.frameworks.trainer import (
     program_fields,
     refused_arguments,
     start_findings,
+    unknown_arguments,
     unknown_names,
 )
 from meshwright.frameworks.trainer_fields import EVALUATIONS, NO_VALIDATION_DATA, WEIGHT_DTYPES, is_trl
@@ -175,9 +176,11 @@ def parse(content: Content) -> ParsedConfig:
         findings = tuple(one for one in parsed.findings if one.rule != DOUBLE)
         parsed = msgspec.structs.replace(parsed, findings=findings)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv, fixed_in=command.fixed_in)
-    refused = refused_arguments("accelerate", parse_arguments(launch.args), own)
+    typed = parse_arguments(launch.args)
+    by_trl = script.startswith(TRL) or TRL_SCRIPTS in script  # its table has all of its arguments
+    refused = (*refused_arguments("accelerate", typed, own), *(() if by_trl else unknown_arguments(typed, own)))
     parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused, *command.findings))
-    if script.startswith(TRL) or TRL_SCRIPTS in script:
+    if by_trl:
         theirs = (*_trl_findings({**of_file, **given}), *flags_without_value(launch.args, read_table(TRL_KEYS), "TRL"))
         parsed = msgspec.structs.replace(parsed, findings=(*theirs, *parsed.findings))
     notes = parsed.notes if own is None else (*parsed.notes, f"the arguments of the program are read from {own.path}")

@@ -25,6 +25,7 @@ from meshwright.frameworks.trainer import (
     program_fields,
     refused_arguments,
     start_findings,
+    unknown_arguments,
     unknown_names,
 )
 from meshwright.frameworks.trainer_fields import ROWS, SCHEDULE, TRL_DEFAULTS, is_trainer, is_trl
@@ -148,6 +149,7 @@ def parse(content: Content) -> ParsedConfig:
             *_disagreements(settings, trainer_arguments),
             *_unused_schedule(settings, trainer_arguments),
             *refused_arguments("deepspeed", given, own),
+            *unknown_arguments(given, own),
             *command.findings,
             *start_findings(trainer_arguments, parsed.model, script),
             *unknown_names("deepspeed", trainer_arguments),
