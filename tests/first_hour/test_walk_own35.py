@@ -170,3 +170,10 @@ def test_the_refused_contract_names_the_python_argument() -> None:
     with pytest.raises(InputError) as refused:
         check_contract({"train.steps": 3}, {"train.steps": 4}, False)
     assert any("accept_changes=True" in fix for fix in refused.value.fix)
+
+
+@pytest.mark.parametrize("key", ["train.rampup_batch_size", "batch_ramp", "batch_size_rampup"])
+def test_no_batch_ramp_is_said(key: str, capfd: pytest.CaptureFixture[str]) -> None:
+    write_config("cfg", architectures=["LlamaForCausalLM"], model_type="llama")
+    assert main(["check", "./cfg", "--gpus", "2xH100", f"{key}=4"]) == 2
+    assert "the batch does not grow" in capfd.readouterr().err

@@ -28,6 +28,15 @@ _FOUR_BITS = ("is fixed: QLoRA (peft.method=qlora) stores frozen weights in NF4 
 _REMOTE_CODE = ("is not supported: models are transformers' own classes, and no code of a folder is executed",)
 _PLACEMENT = ("is not set: ranks and layout decide which GPU holds what",)
 _NOT_NEEDED = ("is not needed here",)
+_RAMP = (
+    "has no equivalent here, the batch does not grow: every step has train.global_batch_size samples; a resumed run can "
+    "have a larger one (--accept-changes)",
+    "train.global_batch_size=N",
+)
+_RAMPS = (
+    *("batch_ramp", "batch_rampup", "batch_size_ramp", "batch_size_rampup", "batch_size_warmup", "batch_warmup"),
+    *("train.rampup_batch_size", "train.batch_ramp", "train.batch_size_rampup", "train.batch_size_warmup"),
+)
 _VERB = ("is the command itself: train trains, evaluate evaluates",)
 
 REMOVED: dict[str, RemovedKey] = {
@@ -44,6 +53,7 @@ REMOVED: dict[str, RemovedKey] = {
         "and convert take it with --checkpoint best",
         "--checkpoint best",
     ),
+    **dict.fromkeys(_RAMPS, _RAMP),
     "output_dir": ("is an option of the command", "--out {value}"),
     **dict.fromkeys(("resume_from_checkpoint", "resume_from"), _RESUMING),
     "overwrite_output_dir": ("is not done here: a run resumes in its folder; a new run needs a new --out",),
