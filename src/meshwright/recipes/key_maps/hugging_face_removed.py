@@ -29,8 +29,8 @@ _REMOTE_CODE = ("is not supported: models are transformers' own classes, and no 
 _PLACEMENT = ("is not set: ranks and layout decide which GPU holds what",)
 _NOT_NEEDED = ("is not needed here",)
 _RAMP = (
-    "has no equivalent here, the batch does not grow: every step has train.global_batch_size samples; a resumed run can "
-    "have a larger one (--accept-changes)",
+    "has no equivalent here, the batch does not grow: every step has train.global_batch_size samples; a resumed run "
+    "can have a larger one (--accept-changes)",
     "train.global_batch_size=N",
 )
 _RAMPS = (
