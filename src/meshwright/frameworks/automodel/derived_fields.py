@@ -172,7 +172,8 @@ def _learning_rate_fields(settings: Settings) -> dict[str, Any]:
 def default_warmup(settings: Settings) -> WarmupShare:
     """Return the warmup that LRSchedulerConfig.build computes from the total steps if the file sets none."""
     scheduled = any(key.startswith("lr_scheduler.") for key in settings)
-    is_set = setting_value(settings, WARMUP_STEPS) is not None or getattr(settings.get(WARMUP_STEPS), "unresolved", "")
+    open_value = bool(getattr(settings.get(WARMUP_STEPS), "unresolved", False))
+    is_set = setting_value(settings, WARMUP_STEPS) is not None or open_value
     return DEFAULT_WARMUP if scheduled and not is_set else WarmupShare()
 
 
