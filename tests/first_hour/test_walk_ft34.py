@@ -184,7 +184,7 @@ def test_fp16_of_a_front_end_is_reported_at_its_line_with_bf16() -> None:
         ("quantization_method: bnb\n", None),
         ("export_quantization_bit: 5\n", ("export_quantization_bit: 4",)),
         ("quantization_method: eetq\n", ("quantization_bit: 8",)),
-        ("eval_strategy: stepss\n", ("eval_strategy: steps",)),
+        ("val_size: 0.1\neval_strategy: stepss\n", ("eval_strategy: steps",)),
         ("save_strategy: every\n", ("without save_strategy",)),
         ("eval_strategy: no\n", None),
         ("log_level: warn\n", ("log_level: warning",)),

@@ -110,11 +110,11 @@ def _batched(case: Case) -> Iterator[Values]:
     """Yield micro batches whose memory comes from recomputing some modules: the fastest with headroom for each kind.
 
     The search tries selective recompute of attention only. Many small experts keep much memory, and the host must
-    launch their kernels for every micro batch.
+    launch their kernels for every micro batch. Not with a pipeline, whose schedule was chosen for its micro batches.
     """
-    ranks = max(1, int(case.cluster.world // (case.tp * case.pp * case.cp)))
+    ranks = max(1, int(case.cluster.world // (case.tp * case.cp)))
     sizes = divisors(max(1, int(case.global_batch_size) // ranks))
-    for modules in MODULES if case.is_moe else ():
+    for modules in MODULES if case.is_moe and case.pp == 1 else ():
         values = {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
         tried = case.replace(micro_batch_size=np.array(sizes), **values)
         step_s = np.where(has_headroom(costs.memory(tried).total, tried), costs.step_time(tried).step_s, np.inf)
