@@ -24,7 +24,7 @@ HARD = {  # estimates of memory, their layouts, and estimates of step time: at m
     "recommend qwen2_72b --gpus 16xA10G --goal pretrain layout.pp=4": (197, 6_200, 36),
     "recommend deepseek_v3 --gpus 4096xH100 --goal pretrain": (48, 16_300, 26),
     "recommend nemotron_nano_v2_vl_12b --gpus 128xRTX4090 --goal sft --seq 131072": (180, 15_500, 42),
-    "recommend glm_45v --gpus 4xL4 --goal sft --seq 131072": (109, 48_800, 6),
+    "recommend glm_45v --gpus 4xL4 --goal sft --seq 131072": (109, 48_800, 8),
 }
 
 

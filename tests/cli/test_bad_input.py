@@ -82,7 +82,8 @@ def test_unknown_engine_option_and_command(meshwright: Any) -> None:
     refused(meshwright, "recipes", "--goal=train")
     refused(meshwright, "recipe", "llama3_8b_sft_confg")
     refused(meshwright, "check", "no_such_file.toml")
-    refused(meshwright, "rules", "no-such-rule")
+    refused(meshwright, "rules", "memory.peek")
+    assert meshwright("rules", "no-such-rule", "--json").json["rules"] == []
 
 
 @pytest.mark.parametrize("framework", ["megatron-lm", "torchtitan", "accelerate"])

@@ -79,10 +79,8 @@ def test_names_of_a_newer_automodel_are_no_errors(tmp_path: Path, before: str, a
 
 
 def test_the_warning_names_the_version_of_our_table(tmp_path: Path) -> None:
-    (tmp_path / "sft.yaml").write_text(f"{FACTORY}kt_optimize_rule: rule.yaml\n")
-    (finding,) = (
-        one for one in meshwright.check(str(tmp_path / "sft.yaml")).findings if one.field == "kt_optimize_rule"
-    )
+    (tmp_path / "sft.yaml").write_text(f"{FACTORY}attention_rule: rule.yaml\n")
+    (finding,) = (one for one in meshwright.check(str(tmp_path / "sft.yaml")).findings if one.field == "attention_rule")
     assert "LLaMA-Factory at commit" in finding.message
     assert finding.message.endswith("another version may accept it")
 

@@ -39,7 +39,6 @@ def test_a_shape_key_of_another_architecture_is_refused(name: str) -> None:
         ("lfm2", "block_ffn_dim_multiplier", "1"),
         ("exaone4", "sliding_window_pattern", "GLLL"),
         ("glm_moe_dsa", "indexer_types", ["full"]),
-        ("opt", "word_embed_proj_dim", 64),
         ("granitemoehybrid", "layer_types", -1),
         ("laguna", "num_attention_heads_per_layer", [8]),
         ("hunyuan_v1_moe", "moe_topk", [1, 2]),

@@ -107,7 +107,7 @@ def test_a_model_of_other_sizes_than_the_file_is_refused(monkeypatch: pytest.Mon
 
 def test_without_transformers_the_error_says_how_to_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "find_spec", lambda name: None)
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "architectures": ["Renamed"]}))
     with pytest.raises(InputError, match="unknown architecture") as caught:
         find(str(tmp_path))
     assert "transformers" in caught.value.fix[0]

@@ -491,7 +491,8 @@ def _result(
     anew = sorted(framework.display_key(key) for key in changed - requested if key in result or key in file.settings)
     every = dict.fromkeys((*target.notes, *written.notes))
     notes = [note for note in every if note not in base.notes or "random tokens" in note]
-    flags = {note: note.split()[0].removeprefix("--").replace("-", "_") for note in notes if note.startswith("--")}
+    of_flags = [note for note in notes if note.startswith("--")]
+    flags = {note: note.split()[0].strip("-:").replace("-", "_") for note in of_flags}
     notes = [note for note in notes if flags.get(note, "") in ("", *result)]  # not of a flag that the file lacks
     flavor = file.settings.get("model.flavor")
     if CUSTOM_IMPORT in requested and result.get(CUSTOM_IMPORT) == MODULE:

@@ -68,6 +68,8 @@ def _types_by_class() -> dict[str, tuple[str, ...]]:
 
 
 def _is_known(model_type: object) -> bool:
+    if not isinstance(model_type, str):
+        return False
     named = (*TRAITS, *SAME_AS, *WRAPPERS, *gpt2.MODEL_TYPES, "nemotron_h")
     return model_type in named or model_type in _types_of_transformers()
 
@@ -84,7 +86,7 @@ def with_known_type(config: dict[str, Any], where: str) -> dict[str, Any]:
     Every command then reads, builds and writes the same model.
     """
     model_type = config.get("model_type")
-    if "_class_name" in config or _is_known(model_type) or not isinstance(model_type, str | None):
+    if "_class_name" in config or not isinstance(model_type, str | None) or _is_known(model_type):
         return config
     found = next(((name, types) for name in classes_of(config) if (types := _types_by_class().get(name))), None)
     if found is None:
