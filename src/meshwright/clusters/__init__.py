@@ -3,7 +3,7 @@
 from meshwright.clusters.assumptions import host_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known, normalize_name
 from meshwright.clusters.detect import read_nvidia_smi
-from meshwright.clusters.file import FILE_KEYS
+from meshwright.clusters.file import FILE_KEYS, file_of_cluster
 from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import AMD_ARCHS, Assumption, Cluster, Gpu, GpuArch, GpuLink
@@ -21,6 +21,7 @@ __all__ = [
     "assumptions",
     "cluster",
     "default_nodes",
+    "file_of_cluster",
     "gpu",
     "gpus",
     "host_assumed",

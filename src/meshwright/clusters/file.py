@@ -43,6 +43,11 @@ def looks_like_path(text: str) -> bool:
     return text.lower().endswith(".toml") or "/" in text or "\\" in text
 
 
+def file_of_cluster(text: str) -> str:
+    """Return the full path of the file that a cluster argument names; empty if it names none."""
+    return str(file_access.resolved(text)) if looks_like_path(text) else ""
+
+
 def read_cluster_file(path: str) -> Cluster:
     """Return the cluster that a TOML file describes."""
     sent = file_access.text_of(path, "gpus")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from meshwright import models
-from meshwright.clusters import Cluster, cluster
+from meshwright import config_io, file_access, models
+from meshwright.clusters import Cluster, cluster, file_of_cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import short_training_notes
 from meshwright.frameworks.types import Program
@@ -23,6 +23,7 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value
 from meshwright.rules import Finding
 
+CLUSTER_FILE = "cluster.toml"  # the copy of a recipe's cluster file in the folder of its job
 FOLDER = "checkpoint.folder"
 Checked = tuple[Recipe, Cluster, tuple[Finding, ...]]
 
@@ -127,16 +128,20 @@ def request_for(
     is_file = files.is_file(training.target)
     if is_file and training.text is None:
         training = _with_paths_of_file(training, recipe)
-    copies = is_file and (training.text is not None or find_scheduler(scheduler) in REMOTE_FILES)
+    cluster_file = file_of_cluster(recipe.cluster)
+    moves = find_scheduler(scheduler) == "slurm" and bool(cluster_file) and not Path(recipe.cluster).is_absolute()
+    copies = is_file and (training.text is not None or moves or find_scheduler(scheduler) in REMOTE_FILES)
     target = Path(training.target).name if copies else str(Path(training.target).resolve())
     text = training.text if training.text is not None or not copies else _text(training.target)
+    copied = {} if text is None else _with_cluster(target, text, cluster_file)
     found, target_cluster, findings = _tiny(training, recipe, gpus) if training.tiny else check()
     return LaunchRequest(
         recipe=found,
         cluster=target_cluster,
         engine="meshwright",
         program=program(training, target if is_file else training.target),
-        files={target: text} if text is not None else {},
+        files=copied,
+        reads={cluster_file: "the cluster file"} if is_file and cluster_file and not copied else {},
         findings=findings,
         saves=not training.tiny or training.out is not None,
         notes=()
@@ -184,8 +189,19 @@ def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Checked
     return overrides.apply(recipe, training.known_overrides), cluster(str(gpus)), ()
 
 
-def _text(path: str) -> str:
+def _with_cluster(target: str, text: str, cluster_file: str) -> dict[str, str]:
+    """Return the files of a copied recipe: with a copy of its cluster file, because its path is of this machine."""
+    if not cluster_file:
+        return {target: text}
+    name = CLUSTER_FILE if target != CLUSTER_FILE else f"of_{CLUSTER_FILE}"
+    changed = config_io.edit(text, files.SUFFIXES[Path(target).suffix.lower()], {"cluster": name})
+    return {target: changed, name: _text(cluster_file, "cluster")}
+
+
+def _text(path: str, field: str = "recipe") -> str:
+    if (sent := file_access.text_of(path, field)) is not None:
+        return sent
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", field="recipe", value=path) from None
+        raise InputError(f"cannot be read: {error}", field=field, value=path) from None

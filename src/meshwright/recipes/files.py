@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from meshwright import file_access
+from meshwright.clusters import file_of_cluster
 from meshwright.config_io import join_key, parse_tree, read_text
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
@@ -45,7 +46,8 @@ def from_file(path: str | Path) -> Recipe:
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise unknown("file type", file.suffix or file.name, SUFFIXES)
-    return from_text(read_text(file, MAX_BYTES), SUFFIXES[file.suffix.lower()], file.stem, str(file))
+    recipe = from_text(read_text(file, MAX_BYTES), SUFFIXES[file.suffix.lower()], file.stem, str(file))
+    return _with_cluster_beside(recipe, file.parent)
 
 
 def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe") -> Recipe:
@@ -57,6 +59,14 @@ def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe
         line = _line(lines, error)
         location = f"{where}, line {line}" if line else where
         raise InputError(f"{error.reason} ({location})", field=error.field, value=error.value, fix=error.fix) from error
+
+
+def _with_cluster_beside(recipe: Recipe, folder: Path) -> Recipe:
+    """Return a recipe with the path of its cluster file, which the folder of a job has beside the recipe."""
+    if not file_of_cluster(recipe.cluster) or file_access.closed() or Path(recipe.cluster).is_file():
+        return recipe
+    beside = folder / recipe.cluster
+    return msgspec.structs.replace(recipe, cluster=str(beside)) if beside.is_file() else recipe
 
 
 def to_text(recipe: Recipe, format: str = "toml") -> str:

@@ -1,0 +1,105 @@
+"""Jobs carry the cluster file of their recipe; fixes of a torchtitan file keep its global batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshwright.cli.run import run
+
+CLUSTER = 'name = "prod"\ngpu = "B200"\nnodes = 2\ngpus_per_node = 8\nnetwork_gb_s_per_node = "400 GB/s"\n'
+RECIPE = """name = "mine"
+model = "qwen3_600m"
+goal = "pretrain"
+cluster = "{cluster}"
+
+[data]
+seq_length = 4096
+
+[train]
+steps = 1000
+"""
+
+
+def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        run(list(words))
+    return (int(ended.value.code or 0), *capsys.readouterr())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a recipe that names a cluster file by its full path."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cl").mkdir()
+    (tmp_path / "cl/b200.toml").write_text(CLUSTER)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/mine.toml").write_text(RECIPE.format(cluster=tmp_path / "cl/b200.toml"))
+    return tmp_path
+
+
+def test_a_kubernetes_job_contains_the_cluster_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "launch",
+        "recipes/mine.toml",
+        "--scheduler",
+        "kubernetes",
+        "--image",
+        "me/mw:1",
+        "--mount",
+        "pvc:/ckpt",
+        "--out",
+        "/ckpt/run",
+    ]
+    code, _, err = _run(capsys, *words, "--write", "job")
+    assert code == 0, err
+    config_map, *_ = yaml.safe_load_all((folder / "job/mine.yaml").read_text())
+    assert set(config_map["data"]) == {"mine.toml", "cluster.toml"}
+    assert config_map["data"]["cluster.toml"] == CLUSTER
+    assert 'cluster = "cluster.toml"' in config_map["data"]["mine.toml"]
+    assert str(folder / "cl") not in (folder / "job/mine.yaml").read_text() + err
+
+
+def test_a_skypilot_job_copies_the_cluster_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = _run(capsys, "launch", "recipes/mine.toml", "--scheduler", "skypilot", "--write", "job")
+    assert code == 0, err
+    task = yaml.safe_load((folder / "job/mine.yaml").read_text())
+    assert "./cluster.toml" in task["file_mounts"].values()
+    assert (folder / "job/cluster.toml").read_text() == CLUSTER
+    # The copy is checked from another folder: its cluster file is beside it.
+    assert _run(capsys, "check", "job/mine.toml")[0] == 0
+
+
+def test_a_slurm_container_mounts_the_folder_of_the_cluster_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "launch",
+        "recipes/mine.toml",
+        "--scheduler",
+        "slurm",
+        "--image",
+        "x.sqsh",
+        "--time",
+        "10:00:00",
+        "--write",
+        "job",
+    ]
+    code, _, err = _run(capsys, *words)
+    assert code == 0, err
+    assert f"{folder / 'cl'} (the cluster file)" in err
+    assert f"{folder / 'cl'}:{folder / 'cl'}" in (folder / "job/mine.sbatch").read_text()
+
+
+def test_a_slurm_job_copies_a_cluster_file_with_a_relative_path(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "recipes/mine.toml").write_text(RECIPE.format(cluster="cl/b200.toml"))
+    words = ["launch", "recipes/mine.toml", "--scheduler", "slurm", "--time", "10:00:00"]
+    code, _, err = _run(capsys, *words, "--write", "job")
+    assert code == 0, err
+    assert (folder / "job/cluster.toml").read_text() == CLUSTER
+    assert 'cluster = "cluster.toml"' in (folder / "job/mine.toml").read_text()
+    assert _run(capsys, "check", "job/mine.sbatch")[0] == 0
