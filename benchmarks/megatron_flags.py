@@ -44,6 +44,7 @@ class Flag:
     name: str  # with underscores, without dashes
     type: str  # flag, int, float, str or list
     choices: tuple[str, ...] = ()
+    argument: str = ""  # that it sets; NAME=False for a flag that turns one off
 
 
 class Source:
@@ -115,13 +116,15 @@ def flags_added(source: Source, call: ast.Call) -> Iterator[Flag]:
     if "BooleanOptionalAction" in ast.unparse(call):
         yield from (Flag(_key(f"{start}{one[2:]}"), "flag") for one in names for start in ("--", "--no-"))
         return
+    argument = str(_literal(options.get("dest")) or _key(names[0] if names else ""))
+    argument += "=False" * (action == "store_false")
     several = _literal(options.get("nargs")) not in (None, "?")
     kind = "list" if several else PLAIN.get(getattr(options.get("type"), "id", "str"), "str")
     if action is not None and str(action).startswith("store_"):
         kind = "flag"
     choices = _literal(options.get("choices")) if "choices" in options else ()
-    for name in names:
-        yield Flag(_key(name), kind, tuple(map(str, choices or ())) if isinstance(choices, list | tuple) else ())
+    allowed = tuple(map(str, choices or ())) if isinstance(choices, list | tuple) else ()
+    yield from (Flag(_key(name), kind, allowed, argument) for name in names)
 
 
 def _fields(source: Source, name: str, excluded: set[str]) -> Iterator[Flag]:
@@ -145,11 +148,12 @@ def _fields(source: Source, name: str, excluded: set[str]) -> Iterator[Flag]:
         flag = flag or Flag("", "str")
         if meta.get("nargs") not in (None, "?"):
             flag = replace(flag, type="list")
-        names = [f"--{field.target.id}"]
+        names, argument = [f"--{field.target.id}"], str(meta.get("dest", field.target.id))
         if flag.type == "flag" and default is not False:
+            argument += "=False"
             names = [f"--no-{field.target.id}", f"--disable-{field.target.id}"]
         for one in meta.get("arg_names", names):
-            yield replace(flag, name=_key(one))
+            yield replace(flag, name=_key(one), argument=argument)
 
 
 def _default(value: ast.expr | None) -> tuple[Any, dict[str, Any], bool]:
@@ -219,8 +223,8 @@ def program_flags(source: Source) -> Iterator[tuple[str, Flag]]:
                         yield from ((path, one) for one in flags_of(source, path, name, set()))
 
 
-def rows(root: Path) -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table: flag, type, choices, programs (empty: all)."""
+def rows(root: Path) -> list[tuple[str, ...]]:
+    """Return the rows of the table: flag, type, choices, programs (empty: all), argument (empty: named as the flag)."""
     source = Source(root)
     everywhere = {one.name: one for one in flags_of(source, ARGUMENTS, START, set())}
     own: dict[Flag, list[str]] = {}
@@ -229,9 +233,11 @@ def rows(root: Path) -> list[tuple[str, str, str, str]]:
             own[flag].append(path)
     named = [one for one in everywhere.values() if f"no_{one.name.removeprefix('disable_')}" not in everywhere]
     named = [one for one in everywhere.values() if one in named or not one.name.startswith("disable_")]
-    found = [(one.name, one.type, " ".join(one.choices), "") for one in named]
-    found += [(one.name, one.type, " ".join(one.choices), " ".join(paths)) for one, paths in own.items()]
-    return sorted(found)
+    found = [(one, "") for one in named] + [(one, " ".join(paths)) for one, paths in own.items()]
+    return sorted(
+        (one.name, one.type, " ".join(one.choices), programs, one.argument if one.argument != one.name else "")
+        for one, programs in found
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -241,7 +247,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     command = ["git", "-C", str(options.root), "rev-parse", "HEAD"]
     commit = options.commit or subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    lines = [f"# NVIDIA/Megatron-LM {commit}, by benchmarks/megatron_flags.py", "flag\ttype\tchoices\tprograms"]
+    lines = [
+        f"# NVIDIA/Megatron-LM {commit}, by benchmarks/megatron_flags.py",
+        "flag\ttype\tchoices\tprograms\targument",
+    ]
     lines += ["\t".join(row) for row in rows(options.root)]
     TABLE.write_text("\n".join(lines) + "\n")
     print(f"{len(lines) - 2} flags in {TABLE.name}")

@@ -14,7 +14,7 @@ from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.key_maps.megatron_lm_choices import parser_flags
+from meshwright.recipes.key_maps.megatron_lm_choices import flags_by_argument, parser_flags
 
 LOOKED_FOR = "`iteration 10/ 100 | … | elapsed time per iteration (ms): … |` of Megatron-LM and Megatron-Bridge"
 HINTS = ("elapsed time per iteration",)
@@ -85,12 +85,8 @@ BETWEEN_RANKS = ("forward-compute", "backward-compute")
 """Work without communication: if it differs between ranks, some are slow or have more to do."""
 MIB_OF_MB = 1 / 1024  # Megatron's MB are MiB
 GIB_OF_GB = 1e9 / 1024**3
+OPPOSITE = {"True": "False", "False": "True"}
 UNSET = ("None", "False", "[]", "{}", "")
-FLAGS_OF_FALSE = {
-    "add_bias_linear": "--disable-bias-linear",
-    "check_for_nan_in_loss_and_grad": "--no-check-for-nan-in-loss-and-grad",
-}
-"""Arguments that are on by default, and the flag that the dump shows only as False."""
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
@@ -154,11 +150,19 @@ def read(lines: Sequence[Line], path: str) -> Run:
 
 
 def _argument(text: str) -> tuple[str, str] | None:
-    """Return the name and value of a line of the argument dump, also after a prefix such as a time."""
+    """Return the flag and value of a line of the argument dump, also after a prefix such as a time."""
     found = ARGUMENT.search(text)
     if found is None or not (len(found[1]) > 1 or len(found[2]) + len(found[3]) == ARGUMENT_WIDTH):
         return None
-    return found[2], _plain(found[2], found[4])
+    return _as_flag(found[2], found[4])
+
+
+def _as_flag(argument: str, printed: str) -> tuple[str, str]:
+    """Return the flag that sets an argument, and its value: --fp8-format sets fp8, --no-rope-fusion turns one off."""
+    flag = flags_by_argument().get(argument)
+    name = argument if flag is None else flag.name
+    value = _plain(name, printed.strip())
+    return name, OPPOSITE.get(value, value) if flag is not None and flag.turns_off else value
 
 
 def _plain(name: str, value: str) -> str:
@@ -266,7 +270,6 @@ def _run_header(
         for name, value in arguments.items()
         if value not in UNSET
     )
-    flags += tuple(flag for name, flag in FLAGS_OF_FALSE.items() if arguments.get(name) == "False")
     length, batch = _as_int(arguments, "seq_length"), _as_int(arguments, "global_batch_size")
     return RunHeader(
         gpu=gpu,

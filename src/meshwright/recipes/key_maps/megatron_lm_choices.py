@@ -27,15 +27,18 @@ class Flag(msgspec.Struct, frozen=True):
     type: Any  # flag, int, float, str or list
     choices: tuple[str, ...]
     programs: tuple[str, ...]  # that add it; empty: all
+    argument: str  # that it sets, as the argument dump of a log names it: fp8 for fp8_format
+    turns_off: bool = False  # whether it sets the argument to False
 
 
 @cache
 def _table() -> tuple[Flag, ...]:
     found = []
     for row in Path(__file__).with_name(TABLE).read_text(encoding="utf-8").splitlines()[2:]:
-        name, takes, choices, programs = row.split("\t")
+        name, takes, choices, programs, argument = row.split("\t")
+        sets, _, off = (argument or name).partition("=")
         allowed = (*choices.split(), *OTHER_RELEASES.get(name, ())) if choices else ()
-        found.append(Flag(name, takes, allowed, tuple(programs.split())))
+        found.append(Flag(name, takes, allowed, tuple(programs.split()), sets, turns_off=bool(off)))
     return tuple(found)
 
 
@@ -43,6 +46,13 @@ def _table() -> tuple[Flag, ...]:
 def parser_flags() -> Mapping[str, Flag]:
     """Return the flags that every program accepts, by name."""
     return {one.name: one for one in _table() if not one.programs}
+
+
+@cache
+def flags_by_argument() -> Mapping[str, Flag]:
+    """Return the flags that every program accepts, by the argument they set; of several, the one named like it."""
+    flags = parser_flags().values()
+    return {one.argument: one for one in sorted(flags, key=lambda one: one.name == one.argument)}
 
 
 @cache
