@@ -14,7 +14,7 @@ from meshwright.errors import InputError, closest, unknown
 from meshwright.parsing import sequence_length, snake_case, token_budget
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import accepts, translate_value
-from meshwright.recipes.replacements import VALIDATION_WORDS, held_out_data, removed_key, run_folder
+from meshwright.recipes.replacements import VALIDATION_WORDS, as_share, held_out_data, removed_key, run_folder
 from meshwright.recipes.types import Recipe, recipe_fields
 
 _LENGTH = ("--seq {value}", "data.seq_length={value}")
@@ -127,6 +127,8 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
         return ["meshwright convert RUN OUT"]
     if name == "resume" and value.lower() in ("", "true", "false"):  # checkpoint.resume
         return []
+    if name in VALIDATION_WORDS and command == "evaluate" and value and as_share(value) is None:
+        return [f"--dataset {value}"]  # evaluate trains nothing: its only data is what it evaluates on
     if name in VALIDATION_WORDS and takes_overrides:
         return [held_out_data(value)]
     word = value.lower().rpartition(".")[2]

@@ -461,8 +461,8 @@ class Check(Request, frozen=True):
             texts=(FILE_TEXT,),
         ),
     ]
-    name: FileName | None = None
     gpus: Gpus | None = None
+    name: FileName | None = None
     engine: Annotated[
         str | None,
         Input(
@@ -546,8 +546,8 @@ class Export(Request, frozen=True):
         ),
     ]
     to: ToFramework
-    name: FileName | None = None
     gpus: Gpus | None = None
+    name: FileName | None = None
     out: Annotated[str | None, path("Write the files to this folder instead of printing them.")] = None
     overrides: Overrides = ()
     notes: Notes = ()
@@ -614,8 +614,8 @@ class Import(Request, frozen=True):
             texts=(FILE_TEXT,),
         ),
     ]
-    name: FileName | None = None
     gpus: Gpus | None = None
+    name: FileName | None = None
     framework: FileFramework | None = None
     model: FileModel | None = None
     goal: ModelGoal | None = None

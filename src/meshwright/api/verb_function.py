@@ -6,11 +6,13 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from meshwright import extras
 from meshwright.api.inputs import Field, Request, fields_of, range_of, validated
+from meshwright.errors import InputError
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Request")
@@ -118,10 +120,27 @@ class VerbFunction(Generic[P, R, T]):
         rest = {key: value for key, value in named.items() if key != fields[0]}
         return [first[0], list(first[1:])], rest
 
+    def _refuse_file_name(self, request: R) -> None:
+        """Raise for the file name of a text: texts are sent over HTTP, a Python call gives the file's path."""
+        for field in self._fields:
+            given = getattr(request, field.name) if field.input.file_name else None
+            if given is None:
+                continue
+            from meshwright.api.argument_names import ArgumentError
+            from meshwright.clusters import cluster
+
+            reason = "the file name of a text sent over HTTP; it has no effect in Python"
+            fix = f"without {field.name}"
+            with suppress(InputError):  # not a cluster
+                cluster(given)
+                fix = f'gpus="{given}"'
+            raise ArgumentError(reason, field=field.name, value=given, fix=(fix,))
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""
         texts: Any = self._split_targets(list(_as_text(args)), _as_text(kwargs))
         request = validated(self._request(*texts[0], **texts[1]))
+        self._refuse_file_name(request)
         result = self.handle(request)
         _remember(result, request)
         return result

@@ -118,7 +118,7 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
     titled(out, "Train", [_train_line(answer, found)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
-    titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
+    titled(out, "Changed", [_change_line(c) for c in answer["changes"] if not _is_requested(c)])
     titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"])])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
@@ -251,6 +251,11 @@ def _train_line(answer: Answer, found: Any) -> str:
         f"{model} ({size}) · {q['goal']}{adapter} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} "
         f"per step · {c['precision']} · {c['optimizer']} lr {c['lr']:g} · on {q['gpus']}"
     )
+
+
+def _is_requested(change: Answer) -> bool:
+    """Return whether the user typed a change."""
+    return bool(change["why"].startswith("requested"))
 
 
 def _change_line(change: Answer) -> str:

@@ -23,7 +23,14 @@ from meshwright.recipes.key_maps import (
     override_composite_keys,
     override_keys,
 )
-from meshwright.recipes.replacements import VALIDATION_WORDS, as_share, held_out_data, removed_key, together
+from meshwright.recipes.replacements import (
+    as_share,
+    held_out_data,
+    names_validation_data,
+    removed_key,
+    sets_validation,
+    together,
+)
 from meshwright.recipes.text_data import without_images
 from meshwright.recipes.types import SECTIONS, FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import bare_type, is_map, parse
@@ -31,6 +38,7 @@ from meshwright.recipes.values import bare_type, is_map, parse
 EPOCHS, STEPS = "train.epochs", "train.steps"
 PRETRAINED = "checkpoint.pretrained"
 VALIDATION = "data.validation"
+VALIDATION_NAMES = ("eval", "validation", "early_stop")  # in the names of the fields that set it
 LR, MIN_LR = "optimizer.lr", "schedule.min_lr"
 RANK, ALPHA, METHOD = "peft.rank", "peft.alpha", "peft.method"
 LOW_BITS = {"lora", "qlora", "lora8bit"}  # LoRA in 4 bits is QLoRA: another key says how many bits LoRA has
@@ -339,13 +347,15 @@ def _is_removed(key: str) -> bool:
 
 def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
     """Return the error for an unknown key, with did-you-mean of keys that accept the value."""
-    if key in VALIDATION_WORDS:
+    if names_validation_data(key):
         meant = held_out_data(text)
         return InputError(f"unknown key {key}; write {meant}", field=key, value=text, fix=[meant])
     if key in SECTIONS and (values := _in_section(key, text, recipe)):
         reason = f"is a group of fields; did you mean {' or '.join(values)}?"
         return InputError(reason, field=key, value=text, fix=values)
     similar = _similar_keys(key)
+    if sets_validation(key):  # a field of the training with the same last name is another setting
+        similar = [one for one in similar if any(word in one for word in VALIDATION_NAMES)]
     refusals = {one: _refusal(one, text, recipe) for one in similar}
     near = [one for one, refusal in refusals.items() if refusal is None]
     name = key.removeprefix("model.")

@@ -22,12 +22,17 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp3
 RUN_OPTIONS = {"azure_ml": "", "all": "wandb"}
 LINES = (".jsonl", ".ndjson")
 NEW_RUN = "runs/my-run"
+VALIDATION_SECTIONS = ("val", "valid", "validate", "validation", "validator", "eval", "evaluation", "holdout", "dev")
+"""Words of other tools for a section of settings of the validation: validation.dataset, eval.interval."""
 VALIDATION_WORDS = (
     *("val", "valid", "eval", "validate", "validation", "holdout", "hold_out", "held_out", "dev"),
     *(
         f"{start}_{end}"
-        for start in ("val", "valid", "validation", "eval", "test", "holdout", "dev")
-        for end in ("split", "share", "ratio", "fraction", "frac", "percent", "part", "data", "set", "dataset")
+        for start in (*VALIDATION_SECTIONS, "test")
+        for end in (
+            *("split", "share", "ratio", "fraction", "frac", "percent", "part", "data", "set", "dataset", "datasets"),
+            *("file", "files", "path", "data_path", "data_file", "dataset_path", "dataset_name"),
+        )
     ),
 )
 """Words of other tools for the data to validate on; the value shows whether it is a share or a file."""
@@ -203,6 +208,20 @@ def warmup_steps(share: WarmupShare, recipe: Recipe) -> int | None:
     epochs = recipe.train.epochs
     steps = epochs * (_epoch_steps(recipe) or 0) if epochs else recipe.train.steps
     return share.of(steps) if share and steps else None
+
+
+def names_validation_data(key: str) -> bool:
+    """Return whether a key of another tool means the data to validate on: val_data, validation.dataset, data.eval."""
+    section, _, name = key.partition(".")
+    return key.replace(".", "_") in VALIDATION_WORDS or (
+        section in ("data", "dataset", "datasets") and name.replace(".", "_") in VALIDATION_WORDS
+    )
+
+
+def sets_validation(key: str) -> bool:
+    """Return whether a key is in a section of another tool for the validation: validation.every."""
+    section, dot, _ = key.partition(".")
+    return bool(dot) and section in VALIDATION_SECTIONS
 
 
 def held_out_data(text: str) -> str:
