@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from meshwright import check
 from meshwright.cli.run import run
+from meshwright.frameworks.applied_fixes import fixed_text
 
 CLUSTER = 'name = "prod"\ngpu = "B200"\nnodes = 2\ngpus_per_node = 8\nnetwork_gb_s_per_node = "400 GB/s"\n'
 RECIPE = """name = "mine"
@@ -103,3 +107,65 @@ def test_a_slurm_job_copies_a_cluster_file_with_a_relative_path(
     assert (folder / "job/cluster.toml").read_text() == CLUSTER
     assert 'cluster = "cluster.toml"' in (folder / "job/mine.toml").read_text()
     assert _run(capsys, "check", "job/mine.sbatch")[0] == 0
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 4
+seq_len = 8192
+steps = 1000
+dataset = "c4"
+{batch}
+[optimizer]
+lr = 3e-4
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = {tp}
+enable_async_tensor_parallel = {overlaps}
+[activation_checkpoint]
+mode = "none"
+[compile]
+enable = false
+"""
+
+
+def _checked(capsys: pytest.CaptureFixture[str], gpus: str) -> dict[str, Any]:
+    _, out, _ = _run(capsys, "check", "t8.toml", "--gpus", gpus, "--json")
+    return dict(json.loads(out))
+
+
+@pytest.mark.parametrize(
+    ("batch", "fix"),
+    [
+        ("", ["training.local_batch_size = 1", "training.global_batch_size = 32"]),
+        ("global_batch_size = 32", ["training.local_batch_size = 1"]),
+    ],
+)
+def test_a_smaller_micro_batch_keeps_the_global_batch(
+    folder: Path, capsys: pytest.CaptureFixture[str], batch: str, fix: list[str]
+) -> None:
+    (folder / "t8.toml").write_text(TITAN.format(batch=batch, tp=1, overlaps="false"))
+    found = _checked(capsys, "8xH100")
+    assert [one["fix"] for one in found["findings"] if one["rule"] == "memory.peak"] == [fix]
+    fixed = fixed_text((folder / "t8.toml").read_text(), "t8.toml", fix)
+    (folder / "t8.toml").write_text(fixed.text)
+    after = _checked(capsys, "8xH100")
+    assert after["ok"]
+    assert not fixed.left
+    assert check("t8.toml", gpus="8xH100").recipe.train.global_batch_size == 32
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_a_repair_keeps_the_global_batch(folder: Path, capsys: pytest.CaptureFixture[str], tp: int) -> None:
+    (folder / "t8.toml").write_text(
+        TITAN.format(batch="", tp=tp, overlaps="true").replace("local_batch_size = 4", "local_batch_size = 64")
+    )
+    before = check("t8.toml", gpus="2x8xH100").recipe.train.global_batch_size
+    repair = _checked(capsys, "2x8xH100")["repair"]
+    assert not repair["contract"]
+    (folder / "t8.toml").write_text(fixed_text((folder / "t8.toml").read_text(), "t8.toml", repair["overrides"]).text)
+    after = check("t8.toml", gpus="2x8xH100")
+    assert after.ok
+    assert after.recipe.train.global_batch_size == before == 64 * 16 // tp

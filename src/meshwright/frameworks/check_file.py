@@ -66,6 +66,7 @@ FILE_WARNINGS = ("moe.forced-balance", "precision.bf16-gpu")
 """Errors of a plan that a file may state on purpose: the training runs, for a measurement, or slowly."""
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 MICRO_BATCH = "per_device_train_batch_size"
+GLOBAL_BATCH = "train.global_batch_size"
 CAPACITY = ("memory.state", "memory.peak", "memory.replicated-state")
 """Errors about the memory of a GPU."""
 OMEGACONF = ("llama-factory", "megatron-bridge")  # frameworks whose YAML loader refuses a key that is set twice
@@ -386,7 +387,7 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     after, unmapped = to_settings(framework, changed, fields)
     differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
-    differing |= dict.fromkeys(_removed(imported, touched, after))
+    differing |= dict.fromkeys(_removed(imported, touched, after)) | _kept_batch(imported, recipe, changed)
     instead = replaced_keys(imported)
     differing = {key: value for key, value in differing.items() if key not in instead}
     differing = _without_stated_with(differing, imported.parsed.stated_with)
@@ -401,6 +402,14 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
         *framework.derived_fields,
     }
     return () if lost else tuple(formatted)
+
+
+def _kept_batch(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> dict[str, Any]:
+    """Return the global batch of a file that does not set it, if a fix changes what it follows from."""
+    follows = [one for one in imported.framework.batch_follows if field_value(recipe, one) != field_value(changed, one)]
+    if not follows or GLOBAL_BATCH in imported.mapped.source_keys:
+        return {}
+    return to_settings(imported.framework, changed, [GLOBAL_BATCH])[0]
 
 
 def _without_stated_with(differing: Mapping[str, Any], stated_with: Mapping[str, str]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def with_repair(
 
     `untried` are the findings with the fixes of their rules, of which some work only together with others.
     """
-    parts = _minimal(content, _found(content, untried, recheck, our_repair), recheck)
+    parts = _minimal(content, _found(content, untried, recheck, our_repair), recheck, result.recipe)
     parts = _with_removals(content, parts, result, recheck)
     after = _after(content, parts, recheck) if parts else None
     if after is None or not after.ok or _warns_of_framework(result, after):
@@ -70,7 +70,7 @@ def with_repair(
         overrides=tuple(_as_pasted(content, parts)),
         removes=tuple(one.rule for one in removed if one.rule not in moved) or tuple(one.rule for one in removed),
         leaves=tuple(sorted({one.rule for one in after.findings if one.severity == "warning"})),
-        contract=_changes_contract(result.recipe, after.recipe),
+        contract=bool(_contract_of(result.recipe, after)),
         step_s=None if after.estimate is None else float(after.estimate.step_s),
         total_gib=None if after.estimate is None else float(after.estimate.memory.total),
     )
@@ -232,13 +232,18 @@ def _after(content: Content, parts: Sequence[Part], recheck: Recheck, fixes: boo
     return None
 
 
-def _minimal(content: Content, parts: list[Part], recheck: Recheck) -> list[Part]:
-    """Return the settings without those that are not needed: it is as fast without them, and no warning is new."""
+def _minimal(content: Content, parts: list[Part], recheck: Recheck, before: Recipe) -> list[Part]:
+    """Return the settings without those that are not needed: it is as fast without them, and no warning is new.
+
+    A setting that keeps a field of the contract as it was before is needed.
+    """
     every = _after(content, parts, recheck) if len(parts) > 1 else None
     for part in tuple(parts) if every is not None else ():
         rest = [one for one in parts if one is not part]
         after = _after(content, rest, recheck) if rest else None
-        parts = rest if every is not None and after is not None and _is_as_good(after, every) else parts
+        if every is None or after is None or not _contract_of(before, after) <= _contract_of(before, every):
+            continue
+        parts = rest if _is_as_good(after, every) else parts
     return parts
 
 
@@ -247,7 +252,12 @@ def _is_as_good(after: CheckResult, every: CheckResult) -> bool:
     new = _warned(after) - _warned(every)
     if not after.ok or new or after.estimate is None or every.estimate is None:
         return after.ok and not new
-    return float(after.estimate.step_s) <= AS_FAST * float(every.estimate.step_s)
+    return _sample_s(after) <= AS_FAST * _sample_s(every)
+
+
+def _sample_s(result: CheckResult) -> float:
+    """Return the time of a sample: fewer settings may be another batch."""
+    return 0.0 if result.estimate is None else float(result.estimate.step_s) / result.recipe.train.global_batch_size
 
 
 def _warned(result: CheckResult) -> set[tuple[str, str]]:
@@ -261,12 +271,15 @@ def _with_parts(
     errors = {(one.rule, one.field) for one in result.findings if one.severity == "error"}
     alone = [(part[1], _after(content, [part], recheck)) for part in parts]
     every = tuple(text for _, text in parts)
+    joint = _after(content, parts, recheck)
+    allowed = set() if joint is None else _contract_of(result.recipe, joint)
 
     def fix(finding: Finding) -> tuple[str, ...]:
         for text, after in alone:
             left = None if after is None else {(one.rule, one.field) for one in after.findings}
             new = set() if after is None else {(f.rule, f.field) for f in after.findings if f.severity == "error"}
-            if left is not None and (finding.rule, finding.field) not in left and new <= errors:
+            is_gone = left is not None and (finding.rule, finding.field) not in left and new <= errors
+            if is_gone and after is not None and _contract_of(result.recipe, after) <= allowed:
                 return (text,)
         return every
 
@@ -275,6 +288,7 @@ def _with_parts(
     )
 
 
-def _changes_contract(before: Recipe, after: Recipe) -> bool:
+def _contract_of(before: Recipe, after: CheckResult) -> set[str]:
+    """Return the fields of the contract that a repair changes."""
     contract = [key for key, info in recipe_fields().items() if info.kind == "contract"]
-    return any(field_value(before, key) != field_value(after, key) for key in contract)
+    return {key for key in contract if field_value(before, key) != field_value(after.recipe, key)}

@@ -27,4 +27,5 @@ FRAMEWORK = Framework(
     rules=RULES,
     complete=complete,
     derived_fields=DERIVED_FIELDS,
+    batch_follows=("layout.micro_batch_size", "layout.tp", "layout.pp", "layout.cp"),
 )
