@@ -1,4 +1,4 @@
-"""Jobs carry the cluster file of their recipe; fixes of a torchtitan file keep its global batch."""
+"""Jobs carry the cluster file of their recipe; fixes of a file keep its global batch, or say how it changes."""
 
 from __future__ import annotations
 
@@ -169,3 +169,11 @@ def test_a_repair_keeps_the_global_batch(folder: Path, capsys: pytest.CaptureFix
     after = check("t8.toml", gpus="2x8xH100")
     assert after.ok
     assert after.recipe.train.global_batch_size == before == 64 * 16 // tp
+
+
+def test_a_repair_with_another_batch_names_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enabled = {"enabled": True}
+    config = {"zero_optimization": {"stage": 3}, "bf16": enabled, "fp16": enabled, "train_batch_size": 30}
+    (folder / "ds_config.json").write_text(json.dumps(config | {"train_micro_batch_size_per_gpu": 4}))
+    _, out, _ = _run(capsys, "check", "ds_config.json", "--gpus", "8xH100", "--model", "llama3-8b")
+    assert "the repair changes the global batch from 30 to 32 samples" in " ".join(out.split())

@@ -75,7 +75,15 @@ def with_repair(
         total_gib=None if after.estimate is None else float(after.estimate.memory.total),
     )
     findings = _with_parts(content, result, removed, parts, recheck)
-    return msgspec.structs.replace(result, findings=findings, repair=repair)
+    notes = (*result.notes, *_batch_note(result, after))
+    return msgspec.structs.replace(result, findings=findings, repair=repair, notes=notes)
+
+
+def _batch_note(before: CheckResult, after: CheckResult) -> Iterator[str]:
+    """Yield a note on another global batch, which follows from a repair that does not name it."""
+    old, new = (one.recipe.train.global_batch_size for one in (before, after))
+    if old != new and before.cluster is not None:
+        yield f"the repair changes the global batch from {old:,} to {new:,} samples"
 
 
 def _with_removals(content: Content, parts: list[Part], before: CheckResult, recheck: Recheck) -> list[Part]:
