@@ -73,8 +73,8 @@ def test_a_saved_repair_is_named_with_its_fields(meshwright: Any) -> None:
     assert "note: wrote sized3.toml: what the commands of this answer run, with the repair" in found.err
     assert f"optimizer.lr={rate} in place of 0.001" in found.err
     assert f"optimizer.lr={rate}" in found.out.partition("\nRun ")[2], "the file and the commands agree"
-    plain = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "plain.toml")
-    assert plain.err.splitlines()[-1] == "note: wrote plain.toml: the recipe of this plan"
+    plain = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "unchanged25.toml")
+    assert plain.err.splitlines()[-1] == "note: wrote unchanged25.toml: the recipe of this plan"
 
 
 def test_a_warning_does_not_replace_the_rate_of_the_file(meshwright: Any) -> None:
