@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal, parse_value
 from meshwright.frameworks.megatron_bridge.precision import PRESETS
+from meshwright.frameworks.program_values import OPERATORS
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.types import Goal
 
@@ -27,14 +27,6 @@ MAX_NUMBER = 10**15
 MAX_DEPTH = 60
 ENVIRONMENT = ("os.environ.get", "environ.get", "os.getenv", "getenv")
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
-ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 class _Unresolved(Exception):  # noqa: N818  control flow, not a user error
@@ -297,10 +289,10 @@ class _Reader:
             return [self.value(one, depth + 1) for one in node.elts]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return _bounded(-_number(self.value(node.operand, depth + 1)))
-        if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             left, right = (_number(self.value(one, depth + 1)) for one in (node.left, node.right))
             try:
-                return _bounded(ARITHMETIC[type(node.op)](left, right))
+                return _bounded(OPERATORS[type(node.op)](left, right))
             except (ZeroDivisionError, OverflowError):
                 raise _Unresolved from None
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in self.configs:
