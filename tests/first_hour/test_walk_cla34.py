@@ -106,7 +106,7 @@ def test_refining_a_deadline_tries_few_counts_and_those_that_divide_the_batch_fi
     [
         ("$PWD:/workspace", "${SLURM_SUBMIT_DIR:-$PWD}:/workspace"),
         ("$(pwd):/workspace", "${SLURM_SUBMIT_DIR:-$PWD}:/workspace"),
-        ("${HOME}/.cache:/root/.cache:ro", "${HOME}/.cache:/root/.cache:ro"),
+        ("${HOME}/.cache:/opt/cache:ro", "${HOME}/.cache:/opt/cache:ro"),
         ("/scratch/$USER", "/scratch/$USER:/scratch/$USER"),
         ("/data", "/data:/data"),
     ],

@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal, parse_value
 from meshwright.frameworks.megatron_bridge.precision import PRESETS
-from meshwright.frameworks.program_values import OPERATORS
+from meshwright.frameworks.program_values import ENVIRONMENT, OPERATORS
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.types import Goal
 
@@ -25,7 +25,6 @@ RECIPES = "megatron.bridge.recipes"
 PARSED = ("parse_args", "parse_known_args")
 MAX_NUMBER = 10**15
 MAX_DEPTH = 60
-ENVIRONMENT = ("os.environ.get", "environ.get", "os.getenv", "getenv")
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
 
 
