@@ -7,9 +7,10 @@
 single    jobs of one GPU (cases of benchmarks/results/calibration_set.json): the step that `meshwright bench` measures
           here against `meshwright rehearse`
 ranks     layouts of 2 and 4 ranks that share the GPU over gloo, against the same ranks rehearsed side by side with
-          gloo's measured times as the network: the GPU is shared in both, only the network is simulated
+          gloo's measured times (benchmarks/gloo_times.py) as the network: the GPU is shared and ranks wait for each
+          other in both, only the network is simulated
 cluster   published or planned multi-GPU runs: step time against the published one, peak memory against the dry run.
-          Ours is rehearsed in place of the published engine; the cost model's ratio of both projects it
+          Ours is rehearsed in place of the published engine, with the kernels of attention and loss that it used
 
 Results are kept in the file as they come; rows that it has are skipped unless --again.
 """
@@ -30,7 +31,6 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +39,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "rehearse_h200.json"
 STEPS = 12
 RANK_STEPS = 4
 RANKS_S = 150.0
-GLOO_REPEATS = 6
 COMPILED = ("kernels.compile=true",)
 PLAIN = (
     "layout.tp=1", "layout.pp=1", "layout.vp=1", "layout.cp=1", "layout.ep=1", "layout.etp=1",
@@ -86,14 +85,12 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A multi-GPU run: published tokens per second and GPU, if known."""
+    """A multi-GPU run, planned or published."""
 
     label: str
-    gpus: str
+    gpus: str  # empty: those of the published run
     words: tuple[str, ...]
-    published: float | None = None
-    source: str = ""
-    engine: str = "torchtitan"  # of the published run
+    published: str = ""  # row_id of benchmarks/data/measurements.csv
     seconds: float = 60.0
 
     @property
@@ -101,36 +98,50 @@ class Cluster:
         return f"cluster {self.label}"
 
 
-TITAN_8B = (
-    "llama3_8b_pretrain_config", *PLAIN, "data.seq_length=8192", "layout.recompute=selective", *COMPILED,
-)  # fmt: skip
+def llama3_8b(micro_batch: int, world: int, *words: str) -> tuple[str, ...]:
+    """Return the words of torchtitan's preset: FSDP2, 8,192 tokens, every second matmul recomputed."""
+    batch = (f"layout.micro_batch_size={micro_batch}", f"train.global_batch_size={micro_batch * world}")
+    shared = ("data.seq_length=8192", "layout.recompute=selective", "kernels.loss=plain")
+    return ("llama3_8b_pretrain_config", *PLAIN, *shared, *batch, *words)
+
+
+# Torchtitan used torch's FlashAttention 2 until it preferred cuDNN's kernel in March 2025; its loss is not fused.
+FLASH = "kernels.attention=flash"
 ROWS: tuple[Single | Ranks | Cluster, ...] = (
     Single("llama32_1b pretrain 4096 4 eager"),
-    Cluster(
-        "Llama 3 8B on 8 H100, micro batch 1",
-        "8xH100",
-        (*TITAN_8B, "layout.micro_batch_size=1", "train.global_batch_size=8"),
-        6150,
-        "torchao docs/source/workflows/training.md, torchtitan bf16",
-    ),
+    Cluster("Llama 3 8B on 8 H100-96, micro batch 1", "", llama3_8b(1, 8, FLASH, *COMPILED), "a1c2076cfd"),
     Ranks("fsdp2 2 ranks", 2, (), "float32"),
+    Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
+    Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
+    Ranks("fsdp2 4 ranks", 4, (), "float32"),
+    Cluster(
+        "Llama 3 8B on 32 H200, fp8, micro batch 2",
+        "",
+        llama3_8b(2, 32, *COMPILED, "precision.matmul=fp8_tensor"),
+        "4f1de8fd47",
+    ),
+    Cluster("Llama 3 8B on 8 H100-96, micro batch 2", "", llama3_8b(2, 8, FLASH, *COMPILED), "5a474d490f"),
+    Cluster("Llama 3 8B on 128 H100-96, micro batch 2", "", llama3_8b(2, 128, FLASH, *COMPILED), "7f0c1239a0"),
+    Cluster(
+        "Llama 3 8B on 64 H200, fp8, micro batch 2",
+        "",
+        llama3_8b(2, 64, *COMPILED, "precision.matmul=fp8_tensor"),
+        "8e905e382d",
+    ),
+    Cluster(
+        "Llama 3 8B on 8 H100-96, eager, micro batch 2",
+        "",
+        llama3_8b(2, 8, FLASH, "kernels.compile=false"),
+        "6f2e3df221",
+    ),
     Cluster("Qwen3-30B-A3B on 16 H100", "16xH100", ("qwen3_30b_a3b_pretrain_config",)),
     Single("llama32_1b pretrain 4096 2 x4"),
     Cluster("Llama 3 70B on 64 H100", "64xH100", ("llama3_70b_pretrain_config",), seconds=100.0),
     Single("qwen3_4b sft 4096 2"),
     Single("llama3_8b lora 4096 1 eager"),
     Single("olmoe_7b pretrain 1024 8 layers8"),
-    Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
-    Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
-    Ranks("fsdp2 4 ranks", 4, (), "float32"),
-    Cluster(
-        "Llama 3 8B on 8 H100-96, micro batch 2",
-        "8xH100-96",
-        (*TITAN_8B, "layout.micro_batch_size=2", "train.global_batch_size=16"),
-        6667,
-        "torchtitan benchmarks/llama3_h100_202412_torchtitan.md, table 1, compiled",
-    ),
 )
+MEASUREMENTS = ROOT / "benchmarks" / "data" / "measurements.csv"
 CASES = ROOT / "benchmarks" / "results" / "calibration_set.json"
 
 
@@ -206,15 +217,16 @@ def ranks_of(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def cluster(job: Cluster, smoke: bool) -> dict[str, Any]:
     """Rehearse a multi-GPU run, next to what was published."""
-    words, more = [*job.words], ["--gpus", job.gpus]
-    row: dict[str, Any] = {"command": shlex.join(["meshwright", "rehearse", *words, *more]), "source": job.source}
+    published = measurement(job.published) if job.published else None
+    gpus = str(published.case.cluster) if published else job.gpus
+    words, more = [*job.words], ["--gpus", gpus]
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", "rehearse", *words, *more]), "published": job.published}
     if smoke:
         words, more = [job.words[0]], ["--gpus", "4xH100", "--device", "cpu", "--tiny"]
-    found = rehearsed(words, [*more, "--seconds", "45"])
+    found = rehearsed(words, [*more, "--seconds", "30" if published else "45"])
     row |= {
         "rehearsed_s": found["step_s"],
         "tokens_per_s_per_gpu": found["tokens_per_s_per_gpu"],
-        "published_tokens_per_s_per_gpu": job.published,
         "estimate_s": found["estimate_s"],
         "mfu": found["mfu"],
         "parts_s": found["step_parts_s"],
@@ -226,94 +238,35 @@ def cluster(job: Cluster, smoke: bool) -> dict[str, Any]:
         "notes": found["notes"],
         "ranks": ranks_of(found),
     }
-    if job.published:
-        row["published_s"] = found["step_s"] * found["tokens_per_s_per_gpu"] / job.published
-        row["published_engine"] = job.engine
-        row["projected_s"] = found["step_s"] * ratio(job)
+    if published:
+        row |= {"published_s": published.step_s, "source": published.source}
     return row
 
 
-def ratio(job: Cluster) -> float:
-    """Return the estimated step of the published run's engine over ours, which was rehearsed in its place."""
-    from meshwright import clusters
-    from meshwright.api.rehearsal import engine_ratio
-    from meshwright.recipes import index
-    from meshwright.recipes import overrides as override
-    from meshwright.recipes.case import model_of
+def measurement(row_id: str) -> Any:
+    """Return a published run, with the GPU and the version of the engine that it is known to have used."""
+    from meshwright.costs.measurements import read
 
-    recipe = override.apply(index.load(job.words[0]), job.words[1:])
-    return engine_ratio(recipe, recipe, model_of(recipe), job.engine, clusters.cluster(job.gpus))
+    return next(one for one in read(MEASUREMENTS) if one.row_id == row_id)
 
 
 def dry_run_gib(job: Cluster) -> float | None:
     """Return the peak of the fullest rank in a dry run, which needs no GPU."""
-    found = command(["dryrun", *job.words, "--gpus", job.gpus], 600)
+    gpus = str(measurement(job.published).case.cluster) if job.published else job.gpus
+    found = command(["dryrun", *job.words, "--gpus", gpus], 600)
     return max(one["allocated_gib"] for one in found["ranks"]) if "error" not in found else None
 
 
 # --- ranks that share the GPU --------------------------------------------------------------------------------------
 
 
-class AskedNetwork:
-    """Writes down which collectives a step uses; they take next to no time."""
-
-    blocks_host = True
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def seconds(self, kind: str, size: int, ranks: Any, axis: str) -> float:
-        with self.path.open("a") as file:
-            file.write(json.dumps([kind, size, len(ranks)]) + "\n")
-        return 1e-5
-
-    def asked(self) -> list[list[Any]]:
-        return [list(one) for one in sorted({tuple(json.loads(text)) for text in self.path.read_text().splitlines()})]
-
-
-def gloo_points(process: Any, dtype: str, asked: list[list[Any]]) -> list[dict[str, Any]] | None:
-    """Time gloo's collectives of some sizes on this rank's device; every rank makes the same calls."""
-    import torch
-    import torch.distributed as dist
-
-    world, device = dist.get_world_size(), process.device
-    groups: dict[int, Any] = {}
-    for count in sorted({ranks for _, _, ranks in asked}):  # neighbours form a group
-        members = [list(range(first, first + count)) for first in range(0, world, count)]
-        made = [dist.new_group(one) if count < world else dist.group.WORLD for one in members]
-        groups[count] = next(group for group, one in zip(made, members, strict=True) if process.rank in one)
-
-    def seconds(call: Any) -> float:
-        call()
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(GLOO_REPEATS):  # one after the other, as in a step
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - start) / GLOO_REPEATS
-
-    points = []
-    for kind, size, count in asked:
-        number = torch.bfloat16 if kind == "all_gather" else getattr(torch, dtype)
-        elements = max(size // number.itemsize // count, 1) * count
-        full = torch.randn(elements, device=device).to(number)
-        part, group = full[: elements // count].clone(), groups[count]
-        calls = {
-            "all_gather": lambda a=full, b=part, g=group: dist.all_gather_into_tensor(a, b, group=g),
-            "reduce_scatter": lambda a=full, b=part, g=group: dist.reduce_scatter_tensor(b, a, group=g),
-            "all_reduce": lambda a=full, g=group: dist.all_reduce(a, group=g),
-        }
-        points.append({"kind": kind, "ranks": count, "bytes": size, "s": seconds(calls[kind])})
-    return points if process.rank == 0 else None
-
-
-def measured_gloo(job: Ranks, device: str, asked: list[list[Any]]) -> list[dict[str, Any]]:
+def measured_gloo(job: Ranks, device: str, calls: list[Any]) -> list[dict[str, Any]]:
     """Time gloo in a fresh process: ranks that use the GPU can be forked only from one that never asked for it."""
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    listed = [(number, (what.kind, what.size, what.ranks) if what else None) for number, what in calls]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, "--gloo", str(job.world), job.dtype, device, json.dumps(asked)],
-        capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False,
+        [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/gloo_times.py"), str(job.world), job.dtype, device],
+        input=json.dumps(listed), capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"gloo was not timed: {done.stderr[-2000:]}")
@@ -321,12 +274,10 @@ def measured_gloo(job: Ranks, device: str, asked: list[list[Any]]) -> list[dict[
     return found
 
 
-def time_gloo(world: str, dtype: str, device: Any, asked: str) -> None:
-    """Print the times of gloo's collectives between ranks of this machine."""
-    from meshwright.engine.processes import fork
-
-    settings: dict[str, Any] = {"timeout": RANKS_S, "device_type": device, "backend": "gloo"}
-    print(json.dumps(fork(int(world), gloo_points, dtype, json.loads(asked), **settings)[0]))
+FREE = [
+    {"kind": kind, "ranks": 2, "bytes": size, "s": 1e-6}
+    for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") for size in (1, 1 << 50)
+]  # fmt: skip
 
 
 def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
@@ -339,6 +290,7 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     from meshwright.engine.tiny import tiny_recipe
     from meshwright.recipes import overrides as override
     from meshwright.rehearsal.network import MeasuredNetwork
+    from meshwright.rehearsal.peers import Peers
     from meshwright.rehearsal.rank import rehearse_rank
     from meshwright.rehearsal.run import Device, _Plan
 
@@ -360,20 +312,17 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     case = validate(recipe, family.spec_of(recipe, config), gpus)
     gpu = None if smoke else clusters.cluster("auto").gpu
 
-    def task_on(network: Any) -> Any:
+    def task_on(points: list[dict[str, Any]]) -> Any:
+        network = MeasuredNetwork(points, blocks_host=True, source="gloo")
         plan = _Plan(case, config, Device(device, gpu), network, 1.0, [0], None, 60.0)
         return plan, plan.task((0, (0,)), None)
 
-    from rehearse_h200 import AskedNetwork as Asked  # by a name that the rank's process can import
-
-    with TemporaryDirectory() as folder:
-        asked = Asked(Path(folder, "asked"))
-        trial = replace(task_on(asked)[1], fixed_steps=1)
-        run_parallel(rehearse_rank, [trial], 1, lambda _: None, lambda _: job.name, children="spawn")
-        points = measured_gloo(job, device, asked.asked())
-    plan, task = task_on(MeasuredNetwork(points, blocks_host=True, source="gloo"))
-    barrier = mp.get_context("spawn").Barrier(job.world, timeout=RANKS_S)
-    tasks = [replace(task, fixed_steps=RANK_STEPS, together=barrier) for _ in range(job.world)]
+    trial = replace(task_on(FREE)[1], fixed_steps=1)  # which collectives the step has
+    (tried,) = run_parallel(rehearse_rank, [trial], 1, lambda _: None, lambda _: job.name, children="spawn")
+    points = measured_gloo(job, device, tried.calls)
+    plan, task = task_on(points)
+    peers = Peers(mp.get_context("spawn"), job.world, RANKS_S)
+    tasks = [replace(task, fixed_steps=RANK_STEPS, peers=peers.at(place)) for place in range(job.world)]
     found = run_parallel(rehearse_rank, tasks, job.world, lambda _: None, lambda _: job.name, children="spawn")
     if errors := [one.out_of_memory for one in found if one.out_of_memory]:
         return {**row, "error": errors[0]}
@@ -403,7 +352,7 @@ def save(path: Path, rows: dict[str, Any]) -> None:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Return one line of the table; a published run has two: our engine's step, and that projected to its engine."""
+    """Return one line of the table."""
     if "error" in row:
         return f"{name:<46} FAILED {' '.join(row['error'].split())[-300:]}"
     measured, rehearsed = row.get("measured_s") or row.get("published_s"), row["rehearsed_s"]
@@ -411,12 +360,7 @@ def line(name: str, row: dict[str, Any]) -> str:
     dry = row.get("dryrun_gib") or row.get("measured_gib")
     gib = row.get("rehearsed_gib")
     memory = f"{gib:7.2f} / {dry:7.2f} GiB {100 * (gib / dry - 1):+5.1f} %" if gib and dry else ""
-    text = f"{name:<46} {shown} {rehearsed:8.4f} s {_error(rehearsed, measured)}  {row['wall_s']:5.0f} s  {memory}"
-    if "projected_s" not in row:
-        return text
-    projected = row["projected_s"]
-    label = f"  projected to {row['published_engine']}"
-    return f"{text}\n{label:<46} {shown} {projected:8.4f} s {_error(projected, measured)}"
+    return f"{name:<46} {shown} {rehearsed:8.4f} s {_error(rehearsed, measured)}  {row['wall_s']:5.0f} s  {memory}"
 
 
 def _error(rehearsed: float, measured: float | None) -> str:
@@ -431,11 +375,7 @@ def main() -> int:
     options.add_argument("--again", action="store_true")
     options.add_argument("--memory", action="store_true")
     options.add_argument("--smoke", action="store_true")
-    options.add_argument("--gloo", nargs=4, metavar=("RANKS", "DTYPE", "DEVICE", "COLLECTIVES"))
     asked = options.parse_args()
-    if asked.gloo:
-        time_gloo(*asked.gloo)
-        return 0
     end = time.monotonic() + 60 * asked.minutes
     kept = json.loads(asked.out.read_text())["rows"] if asked.out.exists() and not asked.again else {}
     wanted = [one for one in ROWS if not asked.only or any(word in one.name for word in asked.only)]

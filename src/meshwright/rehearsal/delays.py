@@ -10,14 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
+from meshwright.rehearsal.peers import Peers
+
 cuda: Any = torch.cuda  # largely untyped
 SHORTEST_S = 2e-6  # a kernel launch takes as long
 SPIN_S = 5e-4  # time.sleep is not more precise
+OVERSLEEP_S = 1e-4  # by which time.sleep is usually late
 MOST_NS = 2_000_000_000  # of one waiting kernel: its argument has 32 bits
 TOLERANCE = 0.1  # of a trial wait of 1 ms
 GLOO_THREADS = 2  # of a process group, by torch's default
@@ -31,6 +36,20 @@ extern "C" __global__ void wait_ns(int ns) {
   } while (now - start < (unsigned long long) ns);
 }
 """
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a collective is, and the global ranks of its group."""
+
+    kind: str = ""
+    size: int = 0  # bytes of the larger of a rank's input and output
+    ranks: tuple[int, ...] = ()
+
+
+UNNAMED = Collective()
+Call = tuple[int, Collective | None]
+"""The start of a collective with its number in the step; None: the CPU waits for the one of that number."""
 
 
 class FinishedWork(Work):
@@ -112,11 +131,18 @@ class StreamDelays:
 
     def __init__(self, bytes_per_s: float) -> None:
         self.streams: dict[tuple[str, str], Any] = {}
+        self.calls: list[Call] | None = None  # not recorded: nothing waits on the host
         self.wait = waiting_kernel()
         self.bytes_per_s = bytes_per_s  # of the fills, which take part of a collective's time
 
     def place(
-        self, lane: tuple[str, str], seconds: float, fill: Callable[[], int], result: Any, record: bool
+        self,
+        lane: tuple[str, str],
+        seconds: float,
+        fill: Callable[[], int],
+        result: Any,
+        record: bool,
+        what: Collective = UNNAMED,
     ) -> tuple[FinishedWork, Any]:
         """Place a collective after the work of the current stream; return it and its start and end if recorded."""
         current = cuda.current_stream()
@@ -138,12 +164,15 @@ class StreamDelays:
 class ThreadWork(FinishedWork):
     """A collective that a thread of the host carries out."""
 
-    def __init__(self, done: Future[None], result: Any) -> None:
+    def __init__(self, done: Future[None], result: Any, on_wait: Callable[[], None] | None) -> None:
         super().__init__(result)
-        self.done = done
+        self.done, self.on_wait = done, on_wait
 
     def wait(self, timeout: Any = None) -> bool:
         """Block the caller until its end."""
+        if self.on_wait is not None:
+            self.on_wait()
+            self.on_wait = None
         self.done.result()
         return True
 
@@ -155,30 +184,67 @@ class ThreadWork(FinishedWork):
 class HostDelays:
     """Delays on the host: a collective occupies a thread of its group, as with gloo, and waiting blocks the CPU."""
 
-    def __init__(self, on_gpu: bool) -> None:
-        self.on_gpu = on_gpu
+    def __init__(self, on_gpu: bool, peers: Peers | None = None) -> None:
+        self.on_gpu, self.peers = on_gpu, peers
         self.free_s: dict[tuple[str, str], list[float]] = {}
-        self.threads: dict[tuple[str, str], ThreadPoolExecutor] = {}
+        self.lanes: dict[tuple[str, str], _Lane] = {}
+        self.calls: list[Call] | None = None  # recorded while it is a list
+        self.started = 0  # of the recorded collectives
 
     def place(
-        self, lane: tuple[str, str], seconds: float, fill: Callable[[], int], result: Any, record: bool
+        self,
+        lane: tuple[str, str],
+        seconds: float,
+        fill: Callable[[], int],
+        result: Any,
+        record: bool,
+        what: Collective = UNNAMED,
     ) -> tuple[FinishedWork, Any]:
         """Place a collective after the work of the current stream, on the next free thread of its group."""
         fill()
-        if self.on_gpu:
-            threads = self.threads.setdefault(lane, ThreadPoolExecutor(GLOO_THREADS))
-            ready = cuda.current_stream().record_event()
-            return ThreadWork(threads.submit(_after, ready, seconds), result), (None, None)
+        if self.on_gpu or self.peers is not None or self.calls is not None:
+            return self._submit(lane, seconds, result, what), (None, None)
         free_s = self.free_s.setdefault(lane, [0.0] * GLOO_THREADS)
         start = max(time.perf_counter(), min(free_s))
         free_s[free_s.index(min(free_s))] = end = start + seconds
         return HostWork(end, result), (start, end)
 
+    def _submit(self, name: tuple[str, str], seconds: float, result: Any, what: Collective) -> ThreadWork:
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = _Lane(len(self.lanes))
+        ready = cuda.current_stream().record_event() if self.on_gpu else None
+        done = lane.threads.submit(self._carry_out, ready, lane.number, lane.placed, seconds, what.ranks)
+        lane.placed += 1
+        on_wait, calls = None, self.calls
+        if calls is not None:
+            number = self.started
+            self.started += 1
+            calls.append((number, what))
+            on_wait = partial(calls.append, (number, None))
+        return ThreadWork(done, result, on_wait)
 
-def _after(ready: Any, seconds: float) -> None:
-    """Take some seconds from the time at which the GPU has the data."""
-    ready.synchronize()
-    time.sleep(seconds)  # without spinning, which would keep the rank's own thread from its work
+    def _carry_out(self, ready: Any, lane: int, number: int, seconds: float, ranks: tuple[int, ...]) -> None:
+        """Take some seconds from the time at which the devices of all members have the data."""
+        if ready is not None:
+            ready.synchronize()
+        if self.peers is not None:
+            self.peers.meet(lane, number, ranks)
+        yield_until(time.perf_counter() + seconds)
+
+
+class _Lane:
+    """The threads of a process group, and how many collectives they were given."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.placed = number, 0
+        self.threads = ThreadPoolExecutor(GLOO_THREADS)
+
+
+def yield_until(end_s: float) -> None:
+    """Sleep until a time; the last part yields to the rank's own thread, which spinning would keep from its work."""
+    while (left := end_s - time.perf_counter()) > 0:
+        time.sleep(max(left - OVERSLEEP_S, 0.0))
 
 
 def waiting_kernel() -> Callable[[float], None]:

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from meshwright.dryrun.fake_device import assume_static_shapes
-from meshwright.rehearsal.delays import FinishedWork, HostDelays, StreamDelays
+from meshwright.rehearsal.delays import Collective, FinishedWork, HostDelays, StreamDelays
 from meshwright.rehearsal.network import DATA_PARALLEL, Network
+from meshwright.rehearsal.peers import Peers
 
 BACKEND = "simulated"
 RANDOM_VALUES = 1 << 20  # random numbers kept per dtype for received tensors
@@ -41,14 +42,19 @@ class Simulation:
     """The network that the groups of this process use, what of it is switched off, and what was recorded."""
 
     def __init__(
-        self, network: Network, device: torch.device, slowdown: float = 1.0, hbm_bytes_s: float = 1e12
+        self,
+        network: Network,
+        device: torch.device,
+        slowdown: float = 1.0,
+        hbm_bytes_s: float = 1e12,
+        peers: Peers | None = None,
     ) -> None:
         """`slowdown`: factor from times on this GPU to times on the cluster's, by which delays are divided."""
         self.network, self.device, self.slowdown = network, device, slowdown
         self.delays: StreamDelays | HostDelays = (
             StreamDelays(HBM_SHARE * hbm_bytes_s)
             if device.type == "cuda" and not network.blocks_host
-            else HostDelays(device.type == "cuda")
+            else HostDelays(device.type == "cuda", peers)
         )
         self.axes: dict[str, tuple[str, int]] = {}  # group name -> mesh axis, size
         self.silent: frozenset[str] = frozenset()  # reported axes whose collectives take no time
@@ -72,9 +78,8 @@ class Simulation:
         # Losses and gradient norm are summed over all ranks; the group of the shards may be the same.
         is_control = kind == "all_reduce" and size <= CONTROL_BYTES and axis in DATA_PARALLEL
         reported = "control" if is_control else reported_axis(axis)
-        seconds = self._seconds.get((kind, size, name))
+        seconds, members = self._seconds.get((kind, size, name)), self._members(group, name)
         if seconds is None:
-            members = self._members(group, name)
             seconds = self.network.seconds(kind if kind != "receive" else "send", size, members, axis)
             self._seconds[kind, size, name] = seconds
         if self.all_silent or reported in self.silent:
@@ -82,7 +87,8 @@ class Simulation:
         entry = self.totals.setdefault((reported, kind), [0, 0, 0.0])
         entry[0], entry[1], entry[2] = entry[0] + 1, entry[1] + size, entry[2] + seconds
         lane = (name, kind if kind in ("send", "receive") else "")
-        work, (start, end) = self.delays.place(lane, seconds / self.slowdown, fill, result, self.recording is not None)
+        what, record = Collective(kind, size, members), self.recording is not None
+        work, (start, end) = self.delays.place(lane, seconds / self.slowdown, fill, result, record, what)
         if self.recording is not None:
             self.recording.append((reported, kind, size, start, end))
         return work

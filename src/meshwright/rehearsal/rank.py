@@ -15,6 +15,7 @@ from typing import Any
 from meshwright.clusters import Gpu
 from meshwright.recipes.types import Recipe
 from meshwright.rehearsal.network import Network
+from meshwright.rehearsal.peers import Peers
 
 # Variants of a step: every collective takes its time, or none does, or this rank's experts are those with most tokens.
 ALL, NONE, FULLEST = "all", "none", "fullest"
@@ -44,7 +45,7 @@ class RankTask:
     budget_s: float  # for the timed steps
     imbalance: float = 1.0  # tokens of the fullest expert rank over the mean
     fixed_steps: int = 0  # timed steps with the network alone; 0: as many as the budget allows, and without it
-    together: Any = None  # barrier of ranks that share the device and start their timed steps together
+    peers: Peers | None = None  # ranks that share the device, if they are rehearsed side by side
 
     @property
     def rank(self) -> int:
@@ -84,6 +85,7 @@ class RankResult:
     weights: int = 0  # local elements of all
     totals: dict[tuple[str, str], tuple[float, float, float]] = field(default_factory=dict)  # per step
     spans: list[tuple[str, str, int, float, float]] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)  # of a step, if the network blocks the host: delays.Call
     out_of_memory: str = ""
     wall_s: float = 0.0
     device: str = ""
@@ -127,7 +129,7 @@ def _run(task: RankTask) -> RankResult:
     set_determinism(recipe, device)
     config = family.read_config(task.config)
     hbm = task.gpu.hbm_gb_s * 1e9 if task.gpu is not None else 1e10
-    simulation = Simulation(task.network, device, task.slowdown, hbm)
+    simulation = Simulation(task.network, device, task.slowdown, hbm, task.peers)
     with ExitStack() as block:
         block.enter_context(simulated_rank(task.world, task.rank, simulation))
         trainer = _build(task, family, config, device, simulation)
@@ -195,21 +197,23 @@ class _Steps:
 
         simulation, clock = self.simulation, self.clock
         self._set(ALL)
-        on_one_clock = not (clock.cuda and simulation.network.blocks_host)
+        on_one_clock = not simulation.network.blocks_host
         for number in range(WARM_UP):
-            simulation.recording = [] if number == WARM_UP - 1 and on_one_clock else None
+            is_last = number == WARM_UP - 1
+            simulation.recording = [] if is_last and on_one_clock else None
+            simulation.delays.calls = [] if is_last and simulation.network.blocks_host else None
             recorded = self._step()
         clock.synchronize()
         if clock.cuda:
             torch.cuda.reset_peak_memory_stats()
         spans = [(*one[:3], *(self._since(recorded.begin, at) for at in one[3:])) for one in simulation.recording or ()]
-        simulation.recording = None
+        calls, simulation.recording, simulation.delays.calls = simulation.delays.calls, None, None
         simulation.totals.clear()
-        if self.task.together is not None:
-            self.task.together.wait()
+        if self.task.peers is not None:
+            self.task.peers.barrier.wait()
         started, fixed = time.monotonic(), self.task.fixed_steps
         steps, marks = self._timed(fixed or LEAST_STEPS, fixed or MOST_STEPS, min(AFTER_S, self.task.budget_s))
-        found = RankResult({ALL: _measured(steps, clock)}, spans=spans)
+        found = RankResult({ALL: _measured(steps, clock)}, spans=spans, calls=calls or [])
         found.totals = {key: tuple(one / len(steps) for one in entry) for key, entry in simulation.totals.items()}
         if clock.cuda:
             found.allocated = float(torch.cuda.max_memory_allocated())
