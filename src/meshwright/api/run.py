@@ -28,9 +28,11 @@ from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
 from meshwright.frameworks import CheckResult
+from meshwright.frameworks.common import KEEP_ALL
 from meshwright.models import find
 from meshwright.notes import note
 from meshwright.planner import case_of
+from meshwright.planner.plan import OPEN_LENGTH
 from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
@@ -494,7 +496,14 @@ def _storage_note(exported: Exported) -> tuple[str, ...]:
     checked = exported.checked
     if exported.written.framework in ("deepspeed", "accelerate"):
         return ()
-    found = storage_of(case_of(checked.recipe, checked.model, checked.cluster, checked.engine))
+    recipe = checked.recipe
+    found = storage_of(case_of(recipe, checked.model, checked.cluster, checked.engine))
+    if recipe.train.epochs or any(one.field == OPEN_LENGTH for one in exported.job.assumed(checked.engine)):
+        most = recipe.checkpoint.keep
+        are_kept = f"at most {most:,} kept" if most < KEEP_ALL else "all kept"
+        why = "the samples of an epoch" if recipe.train.epochs else "the steps"
+        one = f"{found.checkpoint_gib:,.1f} GiB per checkpoint, {are_kept}"
+        return (f"storage: {one} (checkpoint.keep); no total: {why} are not known here",)
     gib = found.checkpoints_gib
     total = f"{gib / 1024:,.1f} TiB" if gib >= 1024 else f"{gib:,.1f} GiB"
     kept = f"{found.kept:,} checkpoint{'s' if found.kept != 1 else ''} of {found.checkpoint_gib:,.1f} GiB kept"

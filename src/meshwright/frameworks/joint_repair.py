@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import combinations
 
 import msgspec
 
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.merged_fix import merged
 from meshwright.frameworks.our_fixes import changed_content
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.script_arguments import argument_lists
@@ -19,7 +21,8 @@ from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.rules import RULES, Finding
 
 ROUNDS = 10  # fixes that are combined
-AS_FAST = 1.02  # of the step time of a repair: a setting that saves less of it is left out
+MOST_COMBINED = 6  # settings of which every part is tried
+MUCH_FASTER = 1.1  # times the speed of the smallest repair: a note names the settings that make it so
 MOST_NEW = 3  # errors of the framework's own rules that our repair may lead to, each with a fix
 WRITTEN = ("key.", "value.")
 """Findings about how a setting is written: they are resolved first, because other rules read its value."""
@@ -57,8 +60,8 @@ def with_repair(
 
     `untried` are the findings with the fixes of their rules, of which some work only together with others.
     """
-    parts = _minimal(content, _found(content, untried, recheck, our_repair), recheck, result.recipe)
-    parts = _with_removals(content, parts, result, recheck)
+    every = _found(content, untried, recheck, our_repair)
+    parts = _with_removals(content, _minimal(content, every, recheck, result.recipe), result, recheck)
     after = _after(content, parts, recheck) if parts else None
     if after is None or not after.ok or _warns_of_framework(result, after):
         return result
@@ -75,7 +78,7 @@ def with_repair(
         total_gib=None if after.estimate is None else float(after.estimate.memory.total),
     )
     findings = _with_parts(content, result, removed, parts, recheck)
-    notes = (*result.notes, *_batch_note(result, after))
+    notes = (*result.notes, *_batch_note(result, after), *_faster_note(content, parts, every, after, recheck))
     return msgspec.structs.replace(result, findings=findings, repair=repair, notes=notes)
 
 
@@ -84,6 +87,19 @@ def _batch_note(before: CheckResult, after: CheckResult) -> Iterator[str]:
     old, new = (one.recipe.train.global_batch_size for one in (before, after))
     if old != new and before.cluster is not None:
         yield f"the repair changes the global batch from {old:,} to {new:,} samples"
+
+
+def _faster_note(
+    content: Content, parts: Sequence[Part], every: Sequence[Part], after: CheckResult, recheck: Recheck
+) -> Iterator[str]:
+    """Yield a note on settings that the repair does not need and that make it much faster."""
+    more = [text for _, text in every if text not in _settings_of(parts)]
+    faster = _after(content, every, recheck) if more else None
+    if faster is None or not faster.ok or after.estimate is None or faster.estimate is None:
+        return
+    if _sample_s(after) > MUCH_FASTER * _sample_s(faster):
+        times = f"{faster.estimate.step_s:.2f} s instead of {after.estimate.step_s:.2f} s per step"
+        yield f"the repair needs no more, but it is faster with {' '.join(merged(more))}: {times}"
 
 
 def _with_removals(content: Content, parts: list[Part], before: CheckResult, recheck: Recheck) -> list[Part]:
@@ -241,26 +257,32 @@ def _after(content: Content, parts: Sequence[Part], recheck: Recheck, fixes: boo
 
 
 def _minimal(content: Content, parts: list[Part], recheck: Recheck, before: Recipe) -> list[Part]:
-    """Return the settings without those that are not needed: it is as fast without them, and no warning is new.
+    """Return the smallest part of the settings that leaves no error and no more warnings than all of them.
 
     A setting that keeps a field of the contract as it was before is needed.
     """
     every = _after(content, parts, recheck) if len(parts) > 1 else None
-    for part in tuple(parts) if every is not None else ():
-        rest = [one for one in parts if one is not part]
-        after = _after(content, rest, recheck) if rest else None
-        if every is None or after is None or not _contract_of(before, after) <= _contract_of(before, every):
-            continue
-        parts = rest if _is_as_good(after, every) else parts
-    return parts
+    if every is None:
+        return parts
+    allowed = _contract_of(before, every)
+
+    def suffices(some: Sequence[Part]) -> bool:
+        after = _after(content, some, recheck)
+        return after is not None and _is_as_good(after, every) and _contract_of(before, after) <= allowed
+
+    if len(parts) > MOST_COMBINED:
+        for part in tuple(parts):
+            rest = [one for one in parts if one is not part]
+            parts = rest if suffices(rest) else parts
+    if len(parts) > MOST_COMBINED:
+        return parts
+    fewer = (list(some) for size in range(1, len(parts)) for some in combinations(parts, size))
+    return next((some for some in fewer if suffices(some)), parts)
 
 
 def _is_as_good(after: CheckResult, every: CheckResult) -> bool:
-    """Return whether fewer settings do what all of them do."""
-    new = _warned(after) - _warned(every)
-    if not after.ok or new or after.estimate is None or every.estimate is None:
-        return after.ok and not new
-    return _sample_s(after) <= AS_FAST * _sample_s(every)
+    """Return whether fewer settings remove what all of them remove."""
+    return after.ok and not _warned(after) - _warned(every)
 
 
 def _sample_s(result: CheckResult) -> float:

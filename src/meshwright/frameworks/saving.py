@@ -10,6 +10,7 @@ from meshwright.costs import Estimate
 from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import FOLDERS, KEEP_ALL, value_or_default
+from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.planner.saving import (
@@ -245,19 +246,21 @@ def _interval_fix(imported: ImportedRecipe, recipe: Recipe, every: int, wanted: 
 
 
 def _fills_disk(imported: ImportedRecipe, case: Case | None) -> Iterator[Finding]:
-    """Yield the finding for kept checkpoints, at an interval set by the file, that are more than most may store."""
-    setting = imported.parsed.settings.get(imported.mapped.source_keys.get("checkpoint.save_every", ""))
-    if case is None or setting is None or case.recipe.data.dataset == "mock" or not case.recipe.checkpoint.save_every:
+    """Yield the finding for kept checkpoints that are more than most may store."""
+    if case is None or case.recipe.data.is_mock or not case.recipe.checkpoint.save_every:
         return
-    message = disk_message(case) if _saves(imported) else ""
+    is_open = bool(open_length("", imported, case.recipe))
+    message = disk_message(case) if _saves(imported) and not is_open else ""
     if not message:
         return
     retain, keep = (_key_of(imported, field) for field in ("checkpoint.milestone_every", "checkpoint.keep"))
     key, recipe = retain or keep, case.recipe
     value = milestones_of(recipe.train.steps, recipe.checkpoint.save_every) if retain else LATEST_KEPT
     fix = (imported.framework.format_setting(key, value),) if key else ()
-    setting = imported.parsed.settings.get(key) or setting
-    yield Finding(DISK_RULE, "warning", key, message, fix, file=setting.file, line=setting.line)
+    settings, files = imported.parsed.settings, imported.parsed.files
+    setting = settings.get(key) or settings.get(imported.mapped.source_keys.get("checkpoint.save_every", ""))
+    file, line = (setting.file, setting.line) if setting else (files[0] if files else "", 0)
+    yield Finding(DISK_RULE, "warning", key or "checkpoint.keep", message, fix, file=file, line=line)
 
 
 def _saves(imported: ImportedRecipe) -> bool:
@@ -274,7 +277,7 @@ def _saves(imported: ImportedRecipe) -> bool:
 def _never(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
     framework, settings = imported.framework, imported.parsed.settings
     key, text = SWITCHES.get(framework.name, ("", ""))
-    if not key or estimate is None or recipe.data.dataset == "mock" or recipe.benchmark:
+    if not key or estimate is None or recipe.data.is_mock or recipe.benchmark:
         return
     setting = settings.get(key)
     if (setting is not None and setting.unresolved) or _saves(imported):

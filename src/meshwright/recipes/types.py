@@ -109,6 +109,11 @@ class Data(Section, frozen=True):
     prefetch: Annotated[int, layout("steps to prefetch; 0 turns it off", ge=0)] = 2
     workers: Annotated[int, layout("data loader threads per rank", ge=0)] = 4
 
+    @property
+    def is_mock(self) -> bool:
+        """Return whether the data is random: nothing of its training is worth keeping."""
+        return self.dataset == "mock" and not self.blend
+
 
 class Train(Section, frozen=True):
     """Length of the training, batch size and loss."""

@@ -167,7 +167,7 @@ def _run_header(header: Header, recipe: Recipe | None) -> RunHeader:
         total_steps=header.steps,
         mfu_convention=header.mfu_convention,
         on_gpu=header.peak_flops is not None,
-        mock_data=recipe is not None and recipe.data.dataset == "mock",
+        mock_data=recipe is not None and recipe.data.is_mock,
         tiny=header.tiny,
     )
 

@@ -1,0 +1,143 @@
+"""Repairs are the smallest ones; stored checkpoints have one answer; paths, verbs and models that people type work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import check
+from meshwright.cli.run import run
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "70B"
+hf_assets_path = "./assets/hf/Llama-3.1-70B"
+converters = ["{converter}"]
+
+[training]
+local_batch_size = 8
+seq_len = 8192
+steps = 1000
+dataset = "c4"
+
+[lr_scheduler]
+warmup_steps = 100
+
+[parallelism]
+tensor_parallel_degree = 8
+enable_async_tensor_parallel = true
+
+[compile]
+enable = false
+
+[activation_checkpoint]
+mode = "none"
+
+[quantize.linear.float8]
+enable_fsdp_float8_all_gather = true
+precompute_float8_dynamic_scale_for_fsdp = true
+"""
+BRIDGE = """from megatron.bridge.recipes.llama import llama3_70b_pretrain_config
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+
+cfg = llama3_70b_pretrain_config()
+cfg.model.tensor_model_parallel_size = 4
+cfg.model.pipeline_model_parallel_size = 3
+cfg.model.virtual_pipeline_model_parallel_size = 5
+cfg.model.context_parallel_size = 1
+cfg.model.sequence_parallel = True
+cfg.train.global_batch_size = 512
+cfg.train.micro_batch_size = 1
+cfg.model.seq_length = 8192
+cfg.dataset.seq_length = 4096
+pretrain(config=cfg, forward_step_func=forward_step)
+"""
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 "
+    "--max-position-embeddings 4096 --position-embedding-type rope --swiglu --normalization RMSNorm "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --micro-batch-size 1 --global-batch-size 256 "
+    "--train-iters 400000 --lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2000 --bf16 "
+    "--use-distributed-optimizer --tensor-model-parallel-size 2 --sequence-parallel "
+    "--data-path 1.0 /data/corpus_text_document --tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/tok "
+    "--vocab-size 128000 --save /ckpt/run --load /ckpt/run --save-interval 200\n"
+)
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler:
+  global_batch_size: 64
+  local_batch_size: 1
+  ckpt_every_steps: 500
+  num_epochs: 2
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: Qwen/Qwen3-8B
+checkpoint:
+  enabled: true
+  checkpoint_dir: checkpoints/
+distributed:
+  strategy: fsdp2
+  tp_size: 1
+  cp_size: 1
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.hellaswag.HellaSwag
+  path_or_dataset: rowan/hellaswag
+  split: train
+packed_sequence:
+  packed_sequence_size: 4096
+optimizer:
+  _target_: torch.optim.Adam
+  lr: 1.0e-5
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty folder in which a test types its commands."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        run(list(words))
+    return (int(ended.value.code or 0), *capsys.readouterr())
+
+
+def test_a_repair_of_torchtitan_keeps_the_layout_where_compiling_suffices(folder: Path) -> None:
+    (folder / "titan.toml").write_text(TITAN.format(converter="float8"))
+    (folder / "spelled.toml").write_text(TITAN.format(converter="quantize.linear.float8"))
+    first, second = (check(name, gpus="32x8xB200") for name in ("titan.toml", "spelled.toml"))
+    assert first.repair
+    assert second.repair
+    assert [*first.repair.overrides] == ['model.converters = ["quantize.linear.float8"]', "compile.enable = true"]
+    assert [*second.repair.overrides] == ["compile.enable = true"]
+    assert any("faster with parallelism.tensor_parallel_degree = 2" in one for one in second.notes)
+
+
+def test_a_repair_of_megatron_bridge_keeps_the_micro_batch(folder: Path) -> None:
+    (folder / "pretrain.py").write_text(BRIDGE)
+    found = check("pretrain.py", gpus="32x8xB200").repair
+    assert found
+    assert [*found.overrides] == ["model.pipeline_model_parallel_size=2", "dataset.seq_length=8192"]
+
+
+def test_check_reports_checkpoints_of_a_blend_that_fill_the_disk(folder: Path) -> None:
+    (folder / "train.sh").write_text(MEGATRON)
+    found = [one for one in check("train.sh", gpus="8xH100").findings if one.rule == "saving.fills-disk"]
+    assert [[*one.fix] for one in found] == [["--save-retain-interval 20000"]]
+    (folder / "train.sh").write_text(MEGATRON.replace("--data-path 1.0 /data/corpus_text_document", "--mock-data"))
+    assert "saving.fills-disk" not in {one.rule for one in check("train.sh", gpus="8xH100").findings}
+
+
+def test_a_job_of_epochs_has_no_invented_total_of_storage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sft.yaml").write_text(AUTOMODEL)
+    words = ("launch", "sft.yaml", "--scheduler", "slurm", "--gpus", "8xH100", "--time", "12:00:00", "--write", "job")
+    _, out, err = _run(capsys, *words)
+    text = out + err
+    assert "GiB per checkpoint, all kept (checkpoint.keep); no total: the samples of an epoch are not known" in text
+    assert "TiB" not in text
+    _, out, err = _run(capsys, *words, "--overwrite", "train.steps=2000")
+    assert "with the one being written" in out + err
