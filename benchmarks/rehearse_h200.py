@@ -30,6 +30,7 @@ import traceback
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Ranks:
     overrides: tuple[str, ...]
     dtype: str  # of the reductions
     recipe: str = "qwen3_600m_pretrain_config"
-    seconds: float = 80.0
+    seconds: float = 90.0
 
     @property
     def name(self) -> str:
@@ -280,47 +281,69 @@ FREE = [
 ]  # fmt: skip
 
 
-def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
-    """Measure ranks that share the GPU over gloo, then rehearse the same ranks side by side."""
-    from meshwright import clusters
-    from meshwright.api.targets import job_for
-    from meshwright.dryrun.ranks import run_parallel
-    from meshwright.dryrun.run import validate
-    from meshwright.engine.model_families import family_of
-    from meshwright.engine.tiny import tiny_recipe
-    from meshwright.recipes import overrides as override
-    from meshwright.rehearsal.network import MeasuredNetwork
-    from meshwright.rehearsal.peers import Peers
-    from meshwright.rehearsal.rank import rehearse_rank
-    from meshwright.rehearsal.run import Device, _Plan
+class RanksPlan:
+    """The rehearsal of ranks that share the device."""
 
-    words = job.words
-    row: dict[str, Any] = {"command": shlex.join(["meshwright", "bench", *words, "--nproc", str(job.world)])}
-    more = ["--tiny"] if smoke else []
-    if smoke:
-        words = [word for word in words if not word.startswith("data.seq_length")] + ["data.seq_length=64"]
-    measured = command(["bench", *words, f"train.steps={RANK_STEPS + 2}", "--nproc", str(job.world), *more], RANKS_S)
-    if "error" in measured:
-        return failed(row, measured, "bench")
-    device = "cpu" if smoke else "cuda"
-    gpus = clusters.cluster(f"{job.world}xH200")
-    recipe = override.apply(job_for(words[0], None, str(gpus), ()).runnable(), words[1:])
-    family = family_of(recipe)
-    config = family.config_for(recipe)
-    if smoke:
-        recipe, config = tiny_recipe(recipe, config, job.world, override.requested(recipe, words[1:]))
-    case = validate(recipe, family.spec_of(recipe, config), gpus)
-    gpu = None if smoke else clusters.cluster("auto").gpu
+    def __init__(self, job: Ranks, smoke: bool) -> None:
+        from meshwright import clusters
+        from meshwright.api.targets import job_for
+        from meshwright.dryrun.run import validate
+        from meshwright.engine.model_families import family_of
+        from meshwright.engine.tiny import tiny_recipe
+        from meshwright.recipes import overrides as override
 
-    def task_on(points: list[dict[str, Any]]) -> Any:
+        self.device, self.smoke = "cpu" if smoke else "cuda", smoke
+        self.words = job.words
+        if smoke:
+            kept = [word for word in job.words if not word.startswith("data.seq_length")]
+            self.words = [*kept, "data.seq_length=64"]
+        gpus = clusters.cluster(f"{job.world}xH200")
+        recipe = override.apply(job_for(self.words[0], None, str(gpus), ()).runnable(), self.words[1:])
+        family = family_of(recipe)
+        self.config = family.config_for(recipe)
+        if smoke:
+            requested = override.requested(recipe, self.words[1:])
+            recipe, self.config = tiny_recipe(recipe, self.config, job.world, requested)
+        self.case = validate(recipe, family.spec_of(recipe, self.config), gpus)
+        self.gpu = None if smoke else clusters.cluster("auto").gpu
+
+    def task(self, points: list[dict[str, Any]]) -> tuple[Any, Any]:
+        """Return the plan and the task of a rank, with a network of measured points."""
+        from meshwright.rehearsal.network import MeasuredNetwork
+        from meshwright.rehearsal.run import Device, _Plan
+
         network = MeasuredNetwork(points, blocks_host=True, source="gloo")
-        plan = _Plan(case, config, Device(device, gpu), network, 1.0, [0], None, 60.0)
+        plan = _Plan(self.case, self.config, Device(self.device, self.gpu), network, 1.0, [0], None, 60.0)
         return plan, plan.task((0, (0,)), None)
 
-    trial = replace(task_on(FREE)[1], fixed_steps=1)  # which collectives the step has
-    (tried,) = run_parallel(rehearse_rank, [trial], 1, lambda _: None, lambda _: job.name, children="spawn")
-    points = measured_gloo(job, device, tried.calls)
-    plan, task = task_on(points)
+
+def recorded_calls(jobs: list[Ranks], smoke: bool) -> dict[str, list[Any]]:
+    """Return the collectives of a step of every job; their times do not matter, so that all jobs run at once."""
+    from meshwright.dryrun.ranks import run_parallel
+    from meshwright.rehearsal.rank import rehearse_rank
+
+    if not jobs:
+        return {}
+    tasks = [replace(RanksPlan(job, smoke).task(FREE)[1], fixed_steps=1) for job in jobs]
+    at_once = 1 if smoke else len(jobs)
+    found = run_parallel(rehearse_rank, tasks, at_once, lambda _: None, lambda _: "a rank", children="spawn")
+    return {job.name: one.calls for job, one in zip(jobs, found, strict=True)}
+
+
+def ranks(job: Ranks, smoke: bool, calls: list[Any]) -> dict[str, Any]:
+    """Measure ranks that share the GPU over gloo, then rehearse the same ranks side by side."""
+    from meshwright.dryrun.ranks import run_parallel
+    from meshwright.rehearsal.peers import Peers
+    from meshwright.rehearsal.rank import rehearse_rank
+
+    setup = RanksPlan(job, smoke)
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", "bench", *job.words, "--nproc", str(job.world)])}
+    more = ["--nproc", str(job.world), *(["--tiny"] if smoke else [])]
+    measured = command(["bench", *setup.words, f"train.steps={RANK_STEPS + 2}", *more], RANKS_S)
+    if "error" in measured:
+        return failed(row, measured, "bench")
+    points = measured_gloo(job, setup.device, calls)
+    plan, task = setup.task(points)
     peers = Peers(mp.get_context("spawn"), job.world, RANKS_S)
     tasks = [replace(task, fixed_steps=RANK_STEPS, peers=peers.at(place)) for place in range(job.world)]
     found = run_parallel(rehearse_rank, tasks, job.world, lambda _: None, lambda _: job.name, children="spawn")
@@ -380,13 +403,15 @@ def main() -> int:
     kept = json.loads(asked.out.read_text())["rows"] if asked.out.exists() and not asked.again else {}
     wanted = [one for one in ROWS if not asked.only or any(word in one.name for word in asked.only)]
     waiting = [one for one in wanted if one.name not in kept or "error" in kept[one.name]]
+    shared = [one for one in waiting if isinstance(one, Ranks) and not asked.memory]
+    calls = recorded_calls(shared, asked.smoke)
     for job in [] if asked.memory else waiting:
         if end - time.monotonic() < job.seconds and not asked.smoke:
             print(f"{job.name:<46} no time left", flush=True)
             continue
         start = time.monotonic()
         try:
-            run = {Single: single, Ranks: ranks, Cluster: cluster}[type(job)]
+            run = {Single: single, Cluster: cluster, Ranks: partial(ranks, calls=calls.get(job.name))}[type(job)]
             row = run(job, asked.smoke)  # type: ignore[operator]
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
