@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from string import Template
 
 import pytest
 
-from meshwright import check
+from meshwright import check, export
 from meshwright.cli.run import run
 
 TITAN = """
@@ -141,3 +143,65 @@ def test_a_job_of_epochs_has_no_invented_total_of_storage(folder: Path, capsys: 
     assert "TiB" not in text
     _, out, err = _run(capsys, *words, "--overwrite", "train.steps=2000")
     assert "with the one being written" in out + err
+
+
+LORA = """name = "q4b"
+model = "qwen3_4b"
+goal = "peft"
+cluster = "4xA10G"
+
+[data]
+dataset = "chats.jsonl"
+seq_length = 2048
+packing = true
+
+[train]
+global_batch_size = 8
+epochs = 3.0
+
+[layout]
+dp_replicate = 4
+
+[kernels]
+compile = true
+loss = "fused_linear"
+"""
+
+
+def test_an_export_to_accelerate_is_priced_as_the_files_it_writes(folder: Path) -> None:
+    (folder / "q4b.toml").write_text(LORA)
+    (folder / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    written = export("q4b.toml", to="accelerate", out="acc")
+    read = check("acc/q4b.yaml", gpus="4xA10G")
+    assert read.estimate
+    assert read.estimate.memory.total < 20
+    assert written.checked.estimate
+    assert written.checked.estimate.memory.total == pytest.approx(read.estimate.memory.total, rel=1e-3)
+    assert "memory.tight" not in {one.rule for one in written.checked.findings}
+
+
+@pytest.mark.parametrize("path", ["/scratch/$USER/run", "$SCRATCH/run", "${SCRATCH}/run"])
+def test_variables_of_the_cluster_expand_in_a_job(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    words = ("launch", "qwen3_600m_sft_config", "--scheduler", "slurm", "--gpus", "8xH100", "--time", "2:00:00")
+    _, out, _ = _run(capsys, *words, "--out", path, "--dataset", f"{path}/chats.jsonl")
+    line = next(one for one in out.splitlines() if "--out" in one and one.startswith("srun"))
+    words_of_line = bash_words(line.partition("meshwright train")[2].rstrip(" &"))
+    assert f"{Template(path).substitute(USER='me', SCRATCH='/big')}" in words_of_line
+
+
+def test_variables_of_the_cluster_are_in_an_exported_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("export", "llama3-8b", "--goal", "pretrain", "--gpus", "2x8xH100", "train.steps=10000")
+    _, out, _ = _run(
+        capsys, *words, "--to", "megatron-lm", "--out", "ex", "data.dataset=$DATA/c4", "checkpoint.folder=${SCRATCH}/ck"
+    )
+    assert "would use" not in out
+    script = next((folder / "ex").glob("*.sh")).read_text()
+    assert '--data-path "$DATA"/c4' in script
+    assert '--save "${SCRATCH}"/ck' in script
+
+
+def bash_words(line: str) -> list[str]:
+    """Return the words of a line as a shell of the cluster passes them."""
+    command = ["bash", "-c", f"printf '%s\\n' {line}"]
+    done = subprocess.run(command, env={"USER": "me", "SCRATCH": "/big"}, capture_output=True, text=True, check=True)
+    return done.stdout.split("\n")

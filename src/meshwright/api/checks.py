@@ -391,6 +391,7 @@ def export_into(
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
         of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
         checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
+    checked = _as_sharded(theirs, written, checked, request.gpus)
     findings = tuple(_with_open_source(one, dropped) for one in _all_findings(theirs, written, checked, fix))
     if same:  # as check reports them in the framework's own file
         kept = (one for one in findings if frameworks.as_in_files(one).severity != "advice")
@@ -403,6 +404,18 @@ def export_into(
         written, notes=(*checked.notes, *unused, *replaced, *contract, *short, *written.notes)
     )
     return Exported(written, checked, job, () if read is None else dropped, named.data), converted
+
+
+def _as_sharded(
+    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, gpus: str | int | None
+) -> RecipeCheckResult:
+    """Return the result with the findings and the estimate of the sharding that the written file has."""
+    changes = frameworks.exported_sharding(theirs, written, checked.recipe, checked.model, checked.cluster)
+    if not changes:
+        return checked
+    recipe = override.apply(checked.recipe, changes)
+    found = check_recipe(recipe, gpus, checked.engine, (), advice=False, model=checked.model)
+    return msgspec.structs.replace(checked, findings=found.findings, estimate=found.estimate)
 
 
 def _in_users_file(finding: RuleFinding, read: ImportedFile | None, written: ExportedConfig) -> RuleFinding:

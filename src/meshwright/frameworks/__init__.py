@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.dropped import require_model as require_model
     from meshwright.frameworks.export_recipe import export as export
     from meshwright.frameworks.export_recipe import exported_engine as exported_engine
+    from meshwright.frameworks.export_recipe import exported_sharding as exported_sharding
     from meshwright.frameworks.export_recipe import in_version as in_version
     from meshwright.frameworks.export_recipe import lost_numbers as lost_numbers
     from meshwright.frameworks.export_recipe import write as write
@@ -73,7 +74,7 @@ __getattr__ = LazyNames(
         "frameworks.announced": "lost_lines with_comments",
         "frameworks.check_file": "as_in_files check stated_gpus",
         "frameworks.dropped": "DroppedSetting dropped_settings require_model",
-        "frameworks.export_recipe": "export exported_engine in_version lost_numbers write",
+        "frameworks.export_recipe": "export exported_engine exported_sharding in_version lost_numbers write",
         "frameworks.detection": "NATIVE detect_framework framework_of require_framework",
         "frameworks.file_import": "ImportedFile import_file",
         "frameworks.applied_fixes": "FixedText fixed_text",

@@ -12,6 +12,7 @@ from meshwright.choices import GOALS
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.initial_weights import ENVIRONMENT
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.mapping import NO_KEY, relevant_fields, same_value
 from meshwright.frameworks.model_match import model_path, own_numbers
@@ -20,6 +21,7 @@ from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
 from meshwright.recipes.capabilities import FRAMEWORK_GOALS
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import composite_keys, config_keys
 from meshwright.recipes.key_maps.local_batch import same_passes
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
@@ -83,6 +85,7 @@ def _is_derived(one: UnmappedField, back: Recipe) -> bool:
     return one.reason.endswith(NO_KEY) and one.field in recipe_fields() and field_value(back, one.field) == one.value
 
 
+SHARDING = ("layout.strategy", "layout.dp_replicate", "layout.dp_shard")
 ARGUMENTS_FILE = ("deepspeed", "accelerate")  # exports with a file of the Trainer's arguments
 NAMES_A_MODEL = ("automodel",)  # and has no file for another; torchtitan's export defines a flavor
 NAMED_BY_MODEL = ("checkpoint.pretrained", "data.tokenizer")  # unset, they are those of the model's hub id
@@ -154,6 +157,22 @@ def exported_engine(framework: Framework, written: ExportedConfig, model: ModelS
     return import_recipe(framework, content_of(text, name, beside=written.files), model).engine
 
 
+def exported_sharding(
+    framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster
+) -> tuple[str, ...]:
+    """Return the fields of data parallelism that an export writes in another way, as overrides: replicas as DDP."""
+    listed = [key for key in SHARDING if key in written.in_other_files]
+    found = read_back(framework, written, model, on) if listed else recipe
+    changed = [key for key in listed if field_value(found, key) != field_value(recipe, key)]
+    return tuple(format_override(key, field_value(found, key)) for key in changed)
+
+
+def _is_of_environment(value: object, text: str) -> bool:
+    """Return whether a value is in a script with variables of the environment, which it has only where it runs."""
+    unquoted = text.replace("'", "").replace('"', "")
+    return isinstance(value, str) and bool(ENVIRONMENT.search(value)) and value in unquoted
+
+
 def differences(
     framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[UnmappedField, ...]:
@@ -170,6 +189,7 @@ def differences(
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and not (key in KEPT and KEPT[key](recipe) == KEPT[key](found))
         and not (key == "checkpoint.milestone_every" and retained)
+        and not _is_of_environment(field_value(recipe, key), text)
         and not (key == "checkpoint.folder" and (recipe.checkpoint.folder or "") in text)  # named, or chosen here
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)

@@ -24,6 +24,9 @@ DESCRIBES_SIZES = "megatron-lm"
 """The framework whose files describe a model by its sizes: several published models may have them."""
 TO_HUGGING_FACE = "Megatron-Bridge's examples/conversion/convert_checkpoints.py export"
 REFERENCE = re.compile(r"\$\{(\w+)\}")
+ENVIRONMENT = re.compile(r"(\$(?:\{[A-Z][A-Z0-9_]*\}|[A-Z][A-Z0-9_]*))")
+PATH_WORD = re.compile(r"[\w./@:=,+\-${}\"]*/[\w./@:=,+\-${}\"]*")
+"""A word with a path, which has no command of the shell."""
 
 
 def needs_converted(recipe: Recipe) -> bool:
@@ -127,11 +130,20 @@ def shell_word(word: str, variables: Mapping[str, str], expanded: Collection[str
     if word in expanded:
         return _in_double_quotes(word)
     if not any(f"${{{name}}}" in word for name in variables):
-        return shlex.quote(word)
+        return _with_environment(word)
     parts = REFERENCE.split(word)  # text, name, text, name, ..., text
     quoted = [shlex.quote(text) if text else "" for text in parts[0::2]]
     names = [f'"${{{name}:?{variables.get(name, "not set")}}}"' for name in parts[1::2]]
     return "".join(text + name for text, name in zip(quoted, [*names, ""], strict=True))
+
+
+def _with_environment(word: str) -> str:
+    """Quote a word; variables of the cluster's environment in a path expand where the job runs: /scratch/$USER/run."""
+    parts = ENVIRONMENT.split(word) if PATH_WORD.fullmatch(word) else []  # text, reference, text, ..., text
+    if len(parts) < 2:
+        return shlex.quote(word)
+    quoted = (f'"{part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(parts) if part)
+    return "".join(quoted)
 
 
 def _in_double_quotes(word: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from meshwright.errors import InputError
 from meshwright.frameworks.initial_weights import shell_word
 from meshwright.launch import values
@@ -19,8 +17,8 @@ class Shell(str):
 
 
 def joined(words: list[str]) -> str:
-    """Join words for a shell; only Shell words are not quoted."""
-    return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)
+    """Join words for a shell, which expands only Shell words and variables of the environment in paths."""
+    return " ".join(word if isinstance(word, Shell) else shell_word(word, {}) for word in words)
 
 
 def arguments(job: Job) -> list[str]:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 
+from meshwright.frameworks.initial_weights import shell_word
 from meshwright.launch import commands, images, values
 from meshwright.launch.artifacts import Launch
 from meshwright.launch.commands import Shell, joined
@@ -129,8 +130,8 @@ def _limit(job: Job) -> list[str]:
 
 
 def _folder(job: Job) -> list[str]:
-    lines = [f"mkdir -p {shlex.quote(one)} || exit 2  # mounted into the container" for one in job.makes]
-    lines += [f"cd {shlex.quote(job.folder)} || exit 2"] if job.folder else []
+    lines = [f"mkdir -p {shell_word(one, {})} || exit 2  # mounted into the container" for one in job.makes]
+    lines += [f"cd {shell_word(job.folder, {})} || exit 2"] if job.folder else []
     script = job.program.argv[0]
     known = bool(job.folder) or script.startswith("/")  # otherwise the folder of submission decides
     if not known or job.finds_ranks or job.image or script.startswith("-") or script in job.files:

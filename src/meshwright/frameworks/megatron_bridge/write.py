@@ -208,7 +208,7 @@ def _lines(argv: list[str], model: ModelSpec) -> list[str]:
     """Return one argument per line, flags together with their value."""
     lines: list[str] = []
     for word in argv:
-        quoted = f'"{CHECKPOINT}=${CHECKPOINT_VARIABLE}"' if word == CHECKPOINT_WORD else shlex.quote(word)
+        quoted = f'"{CHECKPOINT}=${CHECKPOINT_VARIABLE}"' if word == CHECKPOINT_WORD else shell_word(word, {})
         if lines and lines[-1].startswith("--") and " " not in lines[-1]:
             lines[-1] += f" {quoted}"
         else:
