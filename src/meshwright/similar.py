@@ -20,6 +20,9 @@ LEAST_SHARE = 0.3  # of a name that the words of its short form must cover
 PREFIX_SHARE = 0.5  # of a name that its first letters must cover
 LEAST_INITIALS = 3  # letters
 NEGATIONS = frozenset(("no", "not", "dont", "disable", "disabled", "without", "skip"))
+SOUNDS = {"ph": "f", "ck": "k", "qu": "kw", "tch": "ch"}
+"""Letters that sound like others: lora_alfa is lora_alpha."""
+_SOUNDS = re.compile("|".join(SOUNDS))
 _PARTS = re.compile(r"[a-z]+|[0-9]+|[^\W_a-z0-9]+")
 _CAPITALIZED = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[0-9]+")
 _WORDS = re.compile(r"[^\W_]+")
@@ -216,10 +219,17 @@ def _allowed(length: int) -> int:
 
 
 def _wrong_letters(one: str, other: str) -> int:
-    """Return the letters to add, drop, replace or swap with their neighbour."""
+    """Return the letters to add, drop, replace or swap with their neighbour; a sound counts as one."""
     from rapidfuzz.distance import OSA
 
-    return int(OSA.distance(one, other))
+    wrong = int(OSA.distance(one, other))
+    if wrong < 2:
+        return wrong
+    return min(wrong, 1 + int(OSA.distance(_SOUNDS.sub(_by_sound, one), _SOUNDS.sub(_by_sound, other))))
+
+
+def _by_sound(found: re.Match[str]) -> str:
+    return SOUNDS[found[0]]
 
 
 def _same_numbers(typed: _Name, known: _Name) -> bool:
