@@ -8,7 +8,7 @@ from string import Template
 
 import pytest
 
-from meshwright import check, export
+from meshwright import check, export, find_model
 from meshwright.cli.run import run
 
 TITAN = """
@@ -205,3 +205,16 @@ def bash_words(line: str) -> list[str]:
     command = ["bash", "-c", f"printf '%s\\n' {line}"]
     done = subprocess.run(command, env={"USER": "me", "SCRATCH": "/big"}, capture_output=True, text=True, check=True)
     return done.stdout.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("allenai/OLMo-2-1124-7B", 7_298_617_344),
+        ("allenai/OLMo-2-1124-13B-Instruct", 13_716_198_400),
+        ("olmo2-32b", 32_234_279_936),
+        ("OLMo-2-0425-1B", 1_484_916_736),
+    ],
+)
+def test_olmo_2_is_in_the_catalogue(name: str, parameters: int) -> None:
+    assert find_model(name).params.total == parameters
