@@ -11,7 +11,7 @@ from meshwright.planner.plan import Plan, Reason
 from meshwright.planner.search import has_headroom
 from meshwright.recipes.case import Case
 from meshwright.recipes.stage_layers import balanced_stages
-from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.types import Layout, recipe_fields
 from meshwright.rules.search_values import divisors
 
 DEGREES = ("tp", "pp", "cp", "ep", "micro_batch_size")
@@ -31,8 +31,11 @@ def field_description(name: str) -> str:
     return recipe_fields()[f"layout.{name}"].text
 
 
-def with_value(case: Case, name: str, value: Any) -> Case:
-    """Return the case with one layout value changed, and the fields that follow from it."""
+def with_value(case: Case, name: str, value: Any, modules: tuple[str, ...] = ()) -> Case:
+    """Return the case with one layout value changed, and the fields that follow from it.
+
+    `modules` are those that another kind of recompute recomputes.
+    """
     changed: dict[str, Any] = {name: value, "dp_shard": -1}
     if name == "tp":
         changed["sp"] = value > 1 and case.strategy != "megatron_fsdp"
@@ -44,13 +47,17 @@ def with_value(case: Case, name: str, value: Any) -> Case:
         changed |= {"stage_layers": stages, "vp": 1, "pp_schedule": "1f1b"}
         changed |= {"embedding_as_layer": False, "head_as_layer": False}
     if name == "recompute":
-        changed |= {"recompute_modules": (), "recompute_layers": 0}
+        changed |= {"recompute_modules": modules, "recompute_layers": 0}
     return case.replace(**changed)
 
 
-def compare_value(case: Case, name: str, value: Any) -> str:
+def compare_value(case: Case, name: str, value: Any, modules: tuple[str, ...] = ()) -> str:
     """Describe the effect of another value of a layout field: a broken rule, memory or step time."""
-    other = with_value(case, name, value)
+    other = with_value(case, name, value, modules)
+    if name == "recompute" and modules:
+        value = f"{value} of {' and '.join(modules)}"
+    elif name == "recompute_modules":
+        value = " and ".join(value) or "those of the engine"
     checked = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory"]
     errors = [r for r in checked if bool(r.broken(other)) and not bool(r.broken(case))]
     if errors:
@@ -67,13 +74,15 @@ def compare_value(case: Case, name: str, value: Any) -> str:
     return f"{value}: {slower:+.0%} step time, {memory:+.0f} GiB" + (why_not if tight else "")
 
 
-def why_changed(case: Case, name: str, old: Any) -> str:
-    """Return why a layout field differs from the recipe's value."""
-    if name in DERIVED_FIELDS:
+def why_changed(case: Case, name: str, old: Any, base: Layout) -> str:
+    """Return why a field differs from its value in the recipe, whose layout is `base`."""
+    chosen = name == "recompute_modules" and case.recompute == base.recompute  # not because recompute is another one
+    if name in DERIVED_FIELDS and not chosen:
         return DERIVED_FIELDS[name]
     if name == "stage_layers":
         return _why_stages(case.stage_layers)
-    return "on this cluster, all else equal, " + compare_value(case, name, old)
+    compared = compare_value(case, name, old, base.recompute_modules if name == "recompute" else ())
+    return "on this cluster, all else equal, " + compared
 
 
 def _why_stages(layers: tuple[int, ...]) -> str:

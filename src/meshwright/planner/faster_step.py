@@ -18,6 +18,7 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import Baseline
 from meshwright.planner.plan import Suggestion
 from meshwright.planner.search import as_overrides, has_headroom
+from meshwright.planner.space import EXPERT_MODULES, MODULE_SETS
 from meshwright.recipes.capabilities import can_export
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import keys_by_flat_name
@@ -28,8 +29,6 @@ TITLE = "a faster step"
 MIN_GAIN = 0.03  # of the step time, of all changes together
 EACH_GAIN = 0.005  # of the step time, of one change
 GATHERED_GAIN = 0.02  # of the step time, of weights that stay gathered: they take memory from the allocator's reserve
-MODULES = (("layernorm", "moe_act"), ("mlp",), ("moe",))
-"""Modules to recompute between every second operation and all of a layer."""
 Values = dict[str, Any]  # by flat name
 
 
@@ -69,7 +68,7 @@ def _improved(
     fixed = {name for name, key in keys.items() if key in baseline.reasons or name in baseline.pinned}
     current, changed = case, Values()
     for values in steps:
-        if fixed & values.keys():
+        if any(value != getattr(case, name) for name, value in values.items() if name in fixed):
             continue
         trial, faster = _tried(current, values, step_s, gain)
         if trial is not None:
@@ -114,7 +113,7 @@ def _batched(case: Case) -> Iterator[Values]:
     """
     ranks = max(1, int(case.cluster.world // (case.tp * case.cp)))
     sizes = divisors(max(1, int(case.global_batch_size) // ranks))
-    for modules in MODULES if case.is_moe and case.pp == 1 else ():
+    for modules in MODULE_SETS if case.is_moe and case.pp == 1 else ():
         values = {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
         tried = case.replace(micro_batch_size=np.array(sizes), **values)
         step_s = np.where(has_headroom(costs.memory(tried).total, tried), costs.step_time(tried).step_s, np.inf)
@@ -131,8 +130,8 @@ def _less_recompute(case: Case) -> Iterator[Values]:
             enough = has_headroom(costs.memory(case.replace(recompute_layers=fewer)).total, case)
             if enough.any():
                 yield {"recompute_layers": int(fewer[int(np.argmax(enough))])}
-    for modules in (*reversed(MODULES), ()):
-        if case.is_moe or not {"moe", "moe_act"} & set(modules):
+    for modules in (*reversed(MODULE_SETS), ()):
+        if case.is_moe or not EXPERT_MODULES & set(modules):
             yield {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
 
 

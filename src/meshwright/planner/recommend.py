@@ -413,15 +413,15 @@ def changes_between(
     for key, info in recipe_fields().items():
         old, new = field_value(baseline.base, key), field_value(recipe, key)
         if old != new:
-            why = known.get(key) or _why(info.flat, old, case)
+            why = known.get(key) or _why(info.flat, old, case, baseline.base)
             found.append(Change(key, old, new, info.kind, why))
     return tuple(found)
 
 
-def _why(name: str, old: Any, case: Case) -> str:
+def _why(name: str, old: Any, case: Case, base: Recipe) -> str:
     if name == "strategy" and ENGINE_STRATEGY.get(case.engine) == case.strategy:
         return f"the {case.engine} equivalent of {old}"
-    return why_changed(case, name, old)
+    return why_changed(case, name, old, base.layout)
 
 
 def _match(baseline: Baseline, changes: tuple[Change, ...]) -> Match:

@@ -20,6 +20,7 @@ from meshwright.planner.space import (
     candidates,
     degrees,
     legal_degrees,
+    option_batches,
     with_options,
     with_pins,
 )
@@ -229,10 +230,18 @@ def scored_layouts(case: Case, pinned: Mapping[str, Any], ignoring: Container[st
     places = list(legal_degrees(case, FULL_SPACE, pinned, ignoring))
     coarse: list[list[ScoredBatch]] = []
     if sum(len(bare.tp) for bare in places) > SEARCH_AT_ONCE:
-        coarse = [list(_scored(with_options(bare, COARSE_SPACE, pinned), pinned, ignoring)) for bare in places]
+        coarse = [list(_with_options(bare, COARSE_SPACE, pinned, ignoring)) for bare in places]
         places = _promising(places, coarse)
-    found = (_scored(with_options(bare, FULL_SPACE, pinned), pinned, ignoring) for bare in places)
+    found = (_with_options(bare, FULL_SPACE, pinned, ignoring) for bare in places)
     return [batch for batches in (*coarse, *found) for batch in batches]
+
+
+def _with_options(
+    bare: Case, space: Space, pinned: Mapping[str, Any], ignoring: Container[str] = (), timed: bool = True
+) -> Iterator[ScoredBatch]:
+    """Yield legal degrees with every option of a space, estimated."""
+    for batch in option_batches(bare, space, pinned):
+        yield from _scored(batch, pinned, ignoring, timed)
 
 
 def grown(
@@ -259,11 +268,11 @@ def any_fits(case: Case, pinned: Mapping[str, Any]) -> bool:
     coarse: list[list[ScoredBatch]] = []
     if sum(len(bare.tp) for bare in places) > SEARCH_AT_ONCE:
         for bare in places:
-            coarse.append(list(_scored(with_options(bare, COARSE_SPACE, pinned), pinned, (), timed=False)))
+            coarse.append(list(_with_options(bare, COARSE_SPACE, pinned, timed=False)))
             if any(batch.fits.any() for batch in coarse[-1]):
                 return True
         places = _promising(places, coarse)
-    found = (_scored(with_options(bare, FULL_SPACE, pinned), pinned, (), timed=False) for bare in places)
+    found = (_with_options(bare, FULL_SPACE, pinned, timed=False) for bare in places)
     return any(batch.fits.any() for batches in found for batch in batches)
 
 

@@ -24,6 +24,11 @@ CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
 """Chunks of layers per stage that a schedule supports; the others support any number from two."""
 
 
+MODULE_SETS = (("layernorm", "moe_act"), ("mlp",), ("moe",), ("layernorm", "moe"))
+"""Modules to recompute between every second operation and all of a layer, those that free least memory first."""
+EXPERT_MODULES = frozenset(("moe", "moe_act"))
+
+
 class Space(msgspec.Struct, frozen=True):
     """Values to try for each option; all degrees of tp, pp, cp and ep that may be fast are always tried."""
 
@@ -204,7 +209,7 @@ def candidates(
 ) -> Iterator[Case]:
     """Yield batches of layouts as columns: all options for the degrees that are legal with SIMPLEST_OPTIONS."""
     for bare in legal_degrees(case, space, pinned, ignoring):
-        yield with_options(bare, space, pinned)
+        yield from option_batches(bare, space, pinned)
 
 
 def legal_degrees(
@@ -264,6 +269,22 @@ def with_options(bare: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, 
     if bare.engine in KEEPS_OUTPUTS and "pp_micro_batches" not in pins:
         batch = _with_passes(batch)
     return batch.replace(**{name: pins[name] for name in DETAIL_PINS if name in pins})
+
+
+def option_batches(bare: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:
+    """Yield `with_options`, for each set of modules if the user typed selective recompute without its modules."""
+    pins = pinned or {}
+    if pins.get("recompute") != "selective" or "recompute_modules" in pins:
+        yield with_options(bare, space, pins)
+        return
+    for modules in module_sets(bare):
+        yield with_options(bare, space, {**pins, "recompute_modules": modules})
+
+
+def module_sets(case: Case) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of modules that selective recompute may have in a case: the engine's, the recipe's and others."""
+    found = dict.fromkeys(((), case.recipe.layout.recompute_modules, *MODULE_SETS))
+    return tuple(one for one in found if case.is_moe or not EXPERT_MODULES & set(one))
 
 
 def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:
