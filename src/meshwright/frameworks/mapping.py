@@ -19,13 +19,14 @@ from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys, override_keys
 from meshwright.recipes.key_maps.key import EXACT_CASE
+from meshwright.recipes.replacements import OFF
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.recipes.values import meant_value, parse
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import abbreviated, opposites
 
 _NAME = re.compile(r"[\w./-]+")
-_PLACEHOLDER = re.compile(r"(?<=[ =])(N|F|…)$")  # the value of a setting that moved to another key
+_PLACEHOLDER = re.compile(r"(?<=[ =])(N|F)$|…")  # the value of a setting that moved to another key
 SIMILARITY = 70.0  # percent of matching characters above which an unknown key counts as a typo
 
 
@@ -88,6 +89,7 @@ class _Reader:
         self.unresolved: list[str] = []
         self.findings: list[Finding] = []
         self.notes: list[str] = []
+        self.off: set[str] = set()  # keys that the file sets to false, 0 or none
         self.refused: set[str] = set()  # keys read with others whose value their parser refuses
         self.defaults = {
             key: text_of(config_key.default)
@@ -103,6 +105,7 @@ class _Reader:
             config_key = self.key_map[key]
             if config_key.field and key not in self.composite_of and not _is_model_size(config_key):
                 self.values[config_key.field] = self._typed(config_key, text)
+        self.off = {key for key, setting in settings.items() if not setting.unresolved and _is_off(setting.value)}
         for key, setting in settings.items():
             self._read_key(key, setting, self.key_map.get(key))
         for composite in self.composites:
@@ -309,15 +312,27 @@ class _Reader:
 
     def _replacement(self, config_key: ConfigKey, setting: SourcedValue) -> tuple[str, ...]:
         """Return what to write instead of a key, with the value that the file sets."""
-        text = _PLACEHOLDER.sub(lambda _: text_of(setting.value), config_key.replacement)
-        if "." in text and text in config_keys(self.framework.key_map) and not setting.unresolved:  # renamed
-            text = self.framework.format_setting(text, setting.value)
-        return (text,) if text else ()
+        text, value = config_key.replacement, setting.value
+        left_out = f"without {self.framework.display_key(config_key.key)}"
+        if not text or setting.unresolved:
+            return (text,) if text else ()
+        if config_key.switch in self.off:
+            return (left_out,)
+        if "." in text and text in config_keys(self.framework.key_map):  # renamed
+            return (self.framework.format_setting(text, value),)
+        if (found := _PLACEHOLDER.search(text)) and not (isinstance(value, bool) and found[1]):  # a switch is no number
+            return (text if isinstance(value, Mapping) else _PLACEHOLDER.sub(lambda _: text_of(value), text),)
+        return (config_key.replacement_if_off or left_out,) if _is_off(value) else (text,)
 
     def _report(
         self, rule: str, severity: Severity, key: str, setting: SourcedValue, message: str, fix: tuple[str, ...]
     ) -> None:
         self.findings.append(Finding(rule, severity, key, message, fix, file=setting.file, line=setting.line))
+
+
+def _is_off(value: Any) -> bool:
+    """Return whether a value turns its key off."""
+    return text_of(value).lower() in OFF and not isinstance(value, Mapping)
 
 
 @lru_cache(maxsize=4096)  # every fix that is tried reads the file again, with the same unknown keys

@@ -364,7 +364,9 @@ def normalize(settings: Settings) -> dict[str, SourcedValue]:
             continue
         config_key = config_keys(TABLE).get(top)
         if config_key is not None and config_key.status == "removed":
-            normalized.setdefault(top, msgspec.structs.replace(setting, value={}))
+            enabled = settings.get(f"{top}.enabled")
+            is_off = setting.value is False or (enabled is not None and enabled.value is False)
+            normalized.setdefault(top, msgspec.structs.replace(setting, value=False if is_off else {}))
         elif key == "zero_optimization" and isinstance(setting.value, bool):
             normalized["zero_optimization.stage"] = msgspec.structs.replace(setting, value=int(setting.value))
         elif setting.value is not None or key not in config_keys(TABLE):  # null counts as unset

@@ -286,7 +286,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "checkpoint.load_base_model",
         status="removed",
-        replacement="model.load_base_model: false",
+        replacement="model.load_base_model: …",
         note="moved to the model section",
     ),
     ConfigKey("peft._target_", type="str"),

@@ -39,7 +39,9 @@ class ConfigKey(msgspec.Struct, frozen=True):
     since: str = ""  # first version or date, if known
     until: str = ""  # last version or date, if known
     status: KeyStatus = "read"
-    replacement: str = ""  # what to write instead, in the framework's syntax
+    replacement: str = ""  # what to write instead, in the framework's syntax; … is the value
+    replacement_if_off: str = ""  # instead of false, 0 or none, where `replacement` turns on; empty: leave the key out
+    switch: str = ""  # key that must be on for a removed key to have an effect
     note: str = ""  # one sentence for the user
 
     def to_recipe_value(self, text: str) -> str:

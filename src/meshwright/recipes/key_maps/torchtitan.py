@@ -38,9 +38,12 @@ def _unmapped(value_type: Any, *keys: str, **columns: Any) -> tuple[ConfigKey, .
     return tuple(ConfigKey(key, type=value_type, **columns) for key in keys)
 
 
-def _removed(until: str, pairs: Mapping[str, str]) -> tuple[ConfigKey, ...]:
+def _removed(until: str, pairs: Mapping[str, str], switch: str = "") -> tuple[ConfigKey, ...]:
     """Return removed keys with their replacements."""
-    return tuple(ConfigKey(key, until=until, status="removed", replacement=instead) for key, instead in pairs.items())
+    return tuple(
+        ConfigKey(key, until=until, status="removed", replacement=instead, switch=switch)
+        for key, instead in pairs.items()
+    )
 
 
 def _invalid_value(key: str, text: str, allowed: Iterable[str]) -> InputError:
@@ -570,23 +573,32 @@ KEYS: tuple[ConfigKey, ...] = (
         "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
         "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
         "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
-        "optimizer.fused": 'optimizer.implementation = "fused"',
         "checkpoint.enable_checkpoint": "checkpoint.enable", "checkpoint.model_weights_only": "",
         "validation.enabled": "validation.enable", "memory_estimation.enabled": "memory_estimation.enable",
-        "metrics.enable_color_printing": "metrics.disable_color_printing", "model.norm_type": "",
+        "model.norm_type": "",
         "parallelism.enable_compiled_autograd": "", "fault_tolerance.sync_steps": "",
-        "parallelism.pipeline_parallel_split_points": "parallelism.module_fqns_per_model_part",
-        "float8.enable_float8_linear": f'{CONVERTERS_KEY} = ["{CONVERTERS[0]}"]', "float8.recipe_name": FLOAT8_RECIPE,
-        "float8.enable_fsdp_float8_all_gather": FLOAT8_GATHER, "float8.emulate": "quantize.linear.float8.emulate",
-        "float8.filter_fqns": "quantize.linear.float8.filter_fqns", "float8.force_recompute_fp8_weight_in_bwd": "",
-        "float8.precompute_float8_dynamic_scale_for_fsdp":
-            "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
-        "float8.moe_fqns_prototype": "quantize.grouped_mm.float8.fqns",
-        "float8.moe_fqns": "quantize.grouped_mm.float8.fqns",
         "mx.recipe_name": "quantize.linear.mx.recipe_name", "mx.filter_fqns": "quantize.linear.mx.filter_fqns",
         "mx.mxfp8_dim1_cast_kernel_choice": "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice",
         "mx.moe_fqns_prototype": "quantize.grouped_mm.mx.fqns",
     }),
+    *_removed("0.1", {"float8.enable_float8_linear": f'{CONVERTERS_KEY} = ["{CONVERTERS[0]}"]'}),
+    *_removed("0.1", {
+        "float8.recipe_name": FLOAT8_RECIPE, "float8.enable_fsdp_float8_all_gather": FLOAT8_GATHER,
+        "float8.emulate": "quantize.linear.float8.emulate", "float8.force_recompute_fp8_weight_in_bwd": "",
+        "float8.filter_fqns": "quantize.linear.float8.filter_fqns",
+        "float8.precompute_float8_dynamic_scale_for_fsdp":
+            "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+        "float8.moe_fqns_prototype": "quantize.grouped_mm.float8.fqns",
+        "float8.moe_fqns": "quantize.grouped_mm.float8.fqns",
+    }, switch="float8.enable_float8_linear"),
+    ConfigKey("optimizer.fused", until="0.1", status="removed", replacement='optimizer.implementation = "fused"',
+              replacement_if_off='optimizer.implementation = "foreach"'),
+    ConfigKey("metrics.enable_color_printing", until="0.1", status="removed",
+              replacement="metrics.disable_color_printing = false",
+              replacement_if_off="metrics.disable_color_printing = true"),
+    ConfigKey("parallelism.pipeline_parallel_split_points", until="0.1", status="removed",
+              note="parallelism.module_fqns_per_model_part lists all modules of each stage instead",
+              replacement="without parallelism.pipeline_parallel_split_points"),
 )  # fmt: skip
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (

@@ -1,0 +1,108 @@
+"""A university cluster with old files and logs: fixes that keep meanings, graphs of dropless experts, two models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+{optimizer}
+[lr_scheduler]
+warmup_steps = 2000
+[training]
+local_batch_size = 1
+global_batch_size = 512
+seq_len = 8192
+steps = {steps}
+dataset = "{dataset}"
+[parallelism]
+data_parallel_shard_degree = -1
+[checkpoint]
+enable = true
+interval = 500
+[activation_checkpoint]
+mode = "selective"
+{tables}
+"""
+GPUS = ("--gpus", "16x8xH100")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def titan(tables: str = "", optimizer: str = "", steps: int = 238_419, dataset: str = "c4") -> str:
+    Path("titan.toml").write_text(TITAN.format(tables=tables, optimizer=optimizer, steps=steps, dataset=dataset))
+    return "titan.toml"
+
+
+def fixes(answer: Any, rule: str = "") -> dict[str, list[str]]:
+    return {one["field"]: one["fix"] for one in answer.json["findings"] if one["rule"].startswith(rule)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [
+        ("float8.enable_float8_linear", "false", "without float8.enable_float8_linear"),
+        ("float8.enable_float8_linear", "true", 'model.converters = ["quantize.linear.float8"]'),
+        ("optimizer.fused", "false", 'optimizer.implementation = "foreach"'),
+        ("optimizer.fused", "true", 'optimizer.implementation = "fused"'),
+        ("metrics.enable_color_printing", "true", "metrics.disable_color_printing = false"),
+        ("metrics.enable_color_printing", "false", "metrics.disable_color_printing = true"),
+        ("experimental.enable_async_tensor_parallel", "false", "parallelism.enable_async_tensor_parallel = false"),
+    ],
+)
+def test_a_moved_key_keeps_the_meaning_of_its_value(meshwright: Any, key: str, value: str, fix: str) -> None:
+    section, _, name = key.partition(".")
+    line = f"{name} = {value}"
+    file = titan(optimizer=line) if section == "optimizer" else titan(f"[{section}]\n{line}")
+    assert fixes(meshwright("check", file, *GPUS, "--json"), "key.")[key] == [fix]
+    assert f"Fix: {fix}" in meshwright("check", file, *GPUS, "--format", "github").out
+
+
+def test_options_of_a_table_that_is_off_are_left_out(meshwright: Any) -> None:
+    file = titan('[float8]\nenable_float8_linear = false\nrecipe_name = "rowwise"')
+    found = fixes(meshwright("check", file, *GPUS, "--json"), "key.")
+    assert found["float8.recipe_name"] == ["without float8.recipe_name"]
+    file = titan('[float8]\nenable_float8_linear = true\nrecipe_name = "rowwise"')
+    found = fixes(meshwright("check", file, *GPUS, "--json"), "key.")
+    assert found["float8.recipe_name"] == ['quantize.linear.float8.recipe_name = "rowwise"']
+
+
+def test_deepspeed_sections_that_are_off_are_left_out(meshwright: Any) -> None:
+    sections = '"amp": {"enabled": %s}, "elasticity": {"enabled": %s}, "curriculum_learning": {"enabled": %s}'
+    text = """{"train_batch_size": 64, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2,
+"cpu_offload_use_pin_memory": false}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 0.5}}, """
+    Path("ds.json").write_text(text + sections % (("false",) * 3) + "}")
+    words = ("check", "ds.json", "--gpus", "8xH100", "--model", "llama3-8b", "--json")
+    found = fixes(meshwright(*words), "key.")
+    for key in ("amp", "elasticity", "curriculum_learning"):
+        assert found[key] == [f"without {key}"]
+    assert found["optimizer.params.max_grad_norm"] == ['"gradient_clipping": 0.5']
+    assert found["zero_optimization.cpu_offload_use_pin_memory"][0].endswith('"pin_memory": false}}')
+    Path("ds.json").write_text(text + sections % (("true",) * 3) + "}")
+    found = fixes(meshwright(*words), "key.")
+    assert found["amp"] == ['"bf16": {"enabled": true}']
+    assert found["elasticity"] == ['"train_batch_size": N']
+
+
+def test_accelerate_keys_keep_their_values(meshwright: Any) -> None:
+    Path("acc.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n"
+        "num_machines: 1\nfsdp_config:\n  fsdp_version: 2\n  fsdp_cpu_offload: false\n"
+        "  fsdp_backward_prefetch_policy: BACKWARD_POST\n"
+    )
+    found = fixes(meshwright("check", "acc.yaml", "--gpus", "8xH100", "--model", "llama3-8b", "--json"), "key.")
+    assert found["fsdp_config.fsdp_cpu_offload"] == ["fsdp_config: {fsdp_offload_params: false}"]
+    (fix,) = found["fsdp_config.fsdp_backward_prefetch_policy"]
+    assert fix == "fsdp_config: {fsdp_backward_prefetch: BACKWARD_POST}"
