@@ -16,10 +16,11 @@ from meshwright.api import requests
 from meshwright.api.argument_names import unknown_arguments
 from meshwright.api.inputs import SHOWN_BYTES, fields_of, texts_of
 from meshwright.api.inputs import Request as ApiRequest
+from meshwright.api.rehearsal_file import FIELD as REHEARSAL
 from meshwright.api.requests import CONFIG
 from meshwright.api.summary import layout_summary
 from meshwright.errors import InputError
-from meshwright.web import charts, presenters, quick_choices
+from meshwright.web import charts, presenters, quick_choices, rehearsal_view
 from meshwright.web.errors import error_of, to_error
 from meshwright.web.example_files import SCRIPT, SCRIPT_GPUS, SCRIPT_NAME
 from meshwright.web.routes_api import dispatcher_of
@@ -275,6 +276,17 @@ async def compare(request: Request) -> HTMLResponse:
     answers = [one["answer"] for one in sides if one["answer"]]
     differing = presenters.differing(answers[0], answers[1]) if len(answers) == 2 else []
     return await page(request, "compare.html", sides=sides, fields=differing)
+
+
+@router.post("/explore/rehearsal")
+async def rehearsal(request: Request) -> HTMLResponse:
+    """Show the timeline of a rehearsal's file: passes of every pipeline rank, and collectives."""
+    form = await form_fields(request, (REHEARSAL,))
+    try:
+        shown = await asyncio.to_thread(rehearsal_view.timeline, form[REHEARSAL])
+    except InputError as error:
+        return await page(request, "rehearsal.html", error=error_of(error)["error"])
+    return await page(request, "rehearsal.html", error=None, **shown)
 
 
 async def _one_layout(request: Request, fields: FormFields, overrides: str) -> dict[str, Any]:

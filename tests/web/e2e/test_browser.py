@@ -58,7 +58,7 @@ def _not_of_status(wrong: list[str]) -> list[str]:
     return [one for one in wrong if "status of 4" not in one]
 
 
-def _violations(page: Any, within: str) -> dict[str, list[tuple[str, list[str]]]]:
+def violations(page: Any, within: str) -> dict[str, list[tuple[str, list[str]]]]:
     """What axe-core, already loaded, objects to in each theme, with all details open: all in light, colours in dark."""
     ask = "async ([within, wanted]) => (await axe.run(within, {resultTypes: ['violations'], ...wanted})).violations"
     page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
@@ -80,7 +80,7 @@ SLOW = ("models", "model", "gpus", "gpu", "rules", "rule")
 def test_no_violation_of_accessibility_and_no_sideways_scrolling(watched: Any, axe: str, name: str) -> None:
     page = watched.open(PAGES[name])
     page.evaluate(axe)
-    assert _violations(page, "html") == {}
+    assert violations(page, "html") == {}
     page.set_viewport_size({"width": 360, "height": 740})
     page.wait_for_timeout(60)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
@@ -249,7 +249,7 @@ def test_layouts_are_filtered_and_compared(watched: Any, meshwright: Any, axe: s
     assert page.locator("#compare .pipeline").count() == 2
     assert page.locator("#compare svg.passes .pass-F").count() > 10
     page.evaluate(axe)
-    assert _violations(page, "html") == {}
+    assert violations(page, "html") == {}
     page.reload()
     page.wait_for_selector("#compare .side >> nth=1")
     assert watched.numbers("#compare") == shown

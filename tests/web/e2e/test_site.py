@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.web.e2e.conftest import Watched
-from tests.web.e2e.test_browser import _violations
+from tests.web.e2e.test_browser import violations
 
 PAGE = "/deepseek-ai/DeepSeek-V3/64xH100/pretrain/index.html"
 FIRST_CONTENT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
@@ -62,7 +62,7 @@ def test_plans_are_quick_readable_and_accessible(shown: Watched, axe: str) -> No
     for path in (PAGE, "/index.html", "/deepseek-ai/DeepSeek-V3/index.html"):
         page = shown.open(path)
         page.evaluate(axe)
-        assert _violations(page, "html") == {}, path
+        assert violations(page, "html") == {}, path
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390, path
         page.set_viewport_size({"width": 1440, "height": 900})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.web.e2e.test_browser import DROP, EXPLORE
+from tests.web import rehearsals
+from tests.web.e2e.test_browser import DROP, EXPLORE, violations
 
 from meshwright.web import example_files
 
@@ -52,6 +53,26 @@ def test_a_dropped_log_is_drawn_and_shared(watched: Any) -> None:
     page.wait_for_timeout(60)
     page.goto(page.evaluate("() => navigator.clipboard.readText()"))
     assert "loss.spikes" in page.locator("#answer").inner_text()
+
+
+def test_a_dropped_rehearsal_is_drawn_as_a_pipeline(watched: Any, axe: str) -> None:
+    page = watched.open(EXPLORE)
+    passes = 2 * rehearsals.RANKS * rehearsals.MICRO_BATCHES
+    page.evaluate(DROP, ["#rehearsal", "rehearsal.json", rehearsals.response_text()])
+    page.wait_for_selector("#timeline svg.passes")
+    assert page.locator("#timeline svg.passes g").count() == passes
+    assert "pipeline bubble" in page.locator("#timeline").inner_text()
+    box = page.locator("#timeline svg.passes rect.pass-F").first.bounding_box()
+    assert box["width"] > 5
+    page.evaluate(DROP, ["#rehearsal", "step.json", rehearsals.trace_text()])
+    page.wait_for_selector("#timeline [aria-label='Collectives over time']")
+    assert page.locator("#timeline svg.passes g").count() == passes + 10
+    page.evaluate(axe)
+    assert violations(page, "#timeline") == {}
+    page.fill("#f-rehearsal", "{}")
+    page.locator("#f-rehearsal").dispatch_event("change")
+    page.wait_for_selector("#timeline [role=alert]")
+    assert "meshwright rehearse" in page.locator("#timeline").inner_text()
 
 
 def test_a_search_of_seconds_shows_how_far_it_is(watched: Any) -> None:

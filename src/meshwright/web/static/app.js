@@ -55,7 +55,11 @@ async function shortened(file) {
   return start.slice(0, start.lastIndexOf("\n") + 1) + end.slice(end.indexOf("\n") + 1);
 }
 async function take(file, into, named, shorten) {
-  if (file.size > MAX_BYTES && !shorten) { failed(`${file.name} has ${file.size.toLocaleString("en")} bytes; the limit is ${MAX_BYTES.toLocaleString("en")}. Drop the config or script itself.`); return; }
+  if (file.size > MAX_BYTES && !shorten) {
+    const advice = document.getElementById(into).form.dataset.tooLong || "Drop the config or script itself.";
+    failed(`${file.name} has ${file.size.toLocaleString("en")} bytes; the limit is ${MAX_BYTES.toLocaleString("en")}. ${advice}`);
+    return;
+  }
   let text = file.size > MAX_BYTES ? await shortened(file) : await file.text();
   const area = document.getElementById(into);
   if (into === "f-config") {
