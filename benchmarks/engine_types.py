@@ -6,14 +6,15 @@ On CPUs in fp32. A small random model is saved by transformers, loaded by the en
 
 parity     loss and gradients of one step equal those of a plain loop over transformers' model (eager attention)
 ranks      the losses of three steps on two ranks (FSDP2) equal those on one rank
-stages     the same on two pipeline stages of whole blocks, for types that transformers runs and whose head is not tied
+stages     the same on two pipeline stages, which for types that transformers runs are whole blocks
 recompute  the same with full recompute
 lora       three steps of adapters: the first loss is the model's
 export     the trained model, written as a folder, loads in transformers and has the trained loss
 packing    whether the documents of a packed sample are kept apart; else packing is refused
 
 Types with layers of our own (src/meshwright/recipes/engine_models.py) are compared too; a difference fails the sweep.
---save writes results/engine_types.json, from which docs/models.md is generated.
+--save writes results/engine_types.json, from which docs/models.md is generated, after every ten types; a sweep that was
+stopped goes on where it was. Rows of the same code, transformers and torch are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
 os.environ.setdefault("MASTER_PORT", "29781")
 
 import argparse
+import hashlib
 import json
 import socket
 import sys
@@ -32,7 +34,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -66,7 +68,7 @@ TOKENS, STEPS = 48, 3
 MOST_PARAMETERS = 30_000_000
 LOSS, GRADIENT = 2e-4, 5e-3  # relative differences that agree
 KEPT = ("A_log", "dt_bias", ".D", "time_decay", "time_first")  # initial values with a meaning
-EVERY = 100  # a sweep over fewer types replaces only their rows
+BATCH = 10  # types between two saves: two ranks start once for all of them
 CHUNKED = ("hrm_text",)  # hub files that store several tensors as one are refused; the model's own names are not
 CHECKS = ("parity", "ranks", "stages", "recompute", "lora", "export")
 
@@ -269,19 +271,20 @@ def _on_two_ranks(rank: int, jobs: list[tuple[str, str]], out: str, port: int) -
         job = json.loads((Path(folder) / "job.json").read_text())
         engine = Engine(job["values"], Path(folder) / "model", 2)
         found[name] = {"ranks": outcome(partial(_same_losses, engine, job["losses"]))}
-        if _has_stages(job["values"]):
+        if (why := _unsplit(job["values"])) is None:
             layout = types.Layout(micro_batch_size=1, pp=2)
             found[name]["stages"] = outcome(partial(_same_losses, engine, job["losses"], layout=layout))
+        else:
+            found[name]["unsplit"] = why
         if rank == 0:
             Path(out).write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def _has_stages(values: dict[str, Any]) -> bool:
-    """Return whether a config's type has pipeline stages of whole blocks."""
+def _unsplit(values: dict[str, Any]) -> str | None:
+    """Return why a config's type has no pipeline stages."""
     config = transformers_config(values)
-    tied = config.get_text_config().tie_word_embeddings
-    return not runs_own_layers(config) and not tied and config.model_type not in UNSPLIT
+    return None if runs_own_layers(config) else UNSPLIT.get(config.model_type)
 
 
 def _same_losses(engine: Engine, expected: list[float], **changes: Any) -> str:
@@ -331,6 +334,21 @@ def main() -> int:
     _quiet()
     dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{free_port()}")
     names = given.types or [n for n in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) if n not in NOT_DECODERS]
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "code": _code()}
+    rows = {row["type"]: row for row in _saved_rows(versions) if given.save and row["type"] in names}
+    left = [name for name in names if name not in rows]
+    print(f"{len(names)} types, {len(rows)} of them have a saved row of this code", flush=True)
+    for first in range(0, len(left), BATCH):
+        found = batch(left[first : first + BATCH], given.one_rank)
+        rows |= {row["type"]: row for row in found}
+        if given.save and not given.one_rank:
+            _save(found, versions, every=not given.types and first + BATCH >= len(left))
+    dist.destroy_process_group()
+    return _finish(list(rows.values()))
+
+
+def batch(names: list[str], one_rank: bool) -> list[dict[str, Any]]:
+    """Return the rows of some types: first all of them on one rank, then all on two."""
     rows, jobs = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
@@ -341,15 +359,38 @@ def main() -> int:
                 jobs.append((name, str(folder)))
             rows.append(row)
             _show(row, time.monotonic() - started)
-        dist.destroy_process_group()
-        ranks = {} if given.one_rank else two_ranks(jobs, Path(scratch) / "ranks.json")
+        ranks = {} if one_rank else two_ranks(jobs, Path(scratch) / "ranks.json")
     for row in rows:
-        if row["type"] in ranks:
-            row |= ranks[row["type"]]
-            for check in ranks[row["type"]]:
-                if row[check] != "yes":
-                    print(f"{row['type']:26} {check}: {row[check]}")
-    return _finish(rows, given.save)
+        row |= ranks.get(row["type"], {})
+        for check in ranks.get(row["type"], {}):
+            if row[check] != "yes":
+                print(f"{row['type']:26} {check}: {row[check]}")
+    return rows
+
+
+def _code() -> str:
+    """Return a digest of the engine's source files and of this one: rows of other code are made again."""
+    files = sorted((Path(__file__).parents[1] / "src" / "meshwright" / "engine").rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in (*files, Path(__file__)))).hexdigest()[:12]
+
+
+def _saved_rows(versions: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the saved rows that this code made with these versions."""
+    if not RESULTS.is_file():
+        return []
+    found = json.loads(RESULTS.read_text())
+    same = all(found[key] == versions[key] for key in ("transformers", "torch"))
+    return [row for row in found["rows"] if same and row.get("code") == versions["code"]]
+
+
+def _save(rows: list[dict[str, Any]], versions: Mapping[str, str], every: bool) -> None:
+    """Replace the rows of some types; after the last ones of all types, drop types that are no more."""
+    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() else []
+    kept = [row for row in kept if not every or row.get("code") == versions["code"]]
+    done = {row["type"]: {**row, "code": versions["code"]} for row in rows}
+    merged = sorted({**{row["type"]: row for row in kept}, **done}.values(), key=lambda row: row["type"])
+    head = {key: versions[key] for key in ("transformers", "torch")}
+    RESULTS.write_text(json.dumps({**head, "rows": merged}, indent=1) + "\n")
 
 
 def _show(row: dict[str, Any], seconds: float) -> None:
@@ -359,17 +400,11 @@ def _show(row: dict[str, Any], seconds: float) -> None:
     print(f"{row['type']:26} {row['way']:13} {packing:11} {what[:300]} {seconds:.1f}s", flush=True)
 
 
-def _finish(rows: list[dict[str, Any]], save: bool) -> int:
+def _finish(rows: list[dict[str, Any]]) -> int:
     for check in CHECKS:
         counted = Counter(row["way"] for row in rows if row.get(check) == "yes")
         print(f"{check:10} {counted['layers']} with layers of our own, {counted['transformers']} run by transformers")
     print(f"of {len(rows)} types, {sum(row['way'] == 'none' for row in rows)} are refused or not built")
-    if save:
-        done = {row["type"]: row for row in rows}
-        kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() and len(rows) < EVERY else []
-        rows = sorted({**{row["type"]: row for row in kept}, **done}.values(), key=lambda row: row["type"])
-        found = {"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if any(row.get("parity", "yes") != "yes" for row in rows) else 0
 
 

@@ -164,7 +164,7 @@ def _trained_types() -> str:
     ]
     headers = ("the engine runs", *_CHECKS.values(), "model_type")
     packs = _types(row for row in ways["transformers"] if row["packing"])
-    split = [f"`{name}`" for name in UNSPLIT]
+    whole = [f"`{name}` ({why})" for name, why in UNSPLIT.items()]
     failed = [
         f"- `{row['type']}`, {what}: {row[check]}"
         for row in trained
@@ -172,25 +172,35 @@ def _trained_types() -> str:
         if row.get(check, "yes") != "yes"
     ]
     alone = _types(row for row in trained if "ranks" not in row)
+    unstaged = _types(row for row in trained if not {"stages", "unsplit"} & {*row})
     reasons = [f"- `{row['type']}`: {row.get('reason') or row.get('parity')}" for row in refused]
     return (
         f"\n## Trained types\n\n`make engine-types` trains a small model of every decoder type of transformers "
         f"{found['transformers']} on CPUs, in fp32: {len(trained)} of {len(found['rows'])}. Loss and gradients of a "
-        "step equal those of a plain loop over transformers' model; two ranks (FSDP2) and full recompute equal one "
-        "rank; adapters start at the model's loss; the exported folder has the trained loss in transformers.\n\n"
+        "step equal those of a plain loop over transformers' model; two ranks (FSDP2), two pipeline stages and full "
+        "recompute equal one rank; adapters start at the model's loss; the exported folder has the trained loss in "
+        "transformers.\n\n"
         f"{table(headers, counts)}\nTypes that transformers runs have data parallelism (DDP, FSDP2, HSDP), recompute, "
-        "compile and adapters; TP, CP and EP are refused. Pipeline stages are whole blocks, where these run one after "
-        f"the other and embedding and head share no weight; not of {', '.join(split)}. Packed samples keep documents "
+        "compile and adapters; TP, CP and EP are refused. Pipeline stages are whole blocks that run one after the "
+        f"other on hidden states alone; not of {', '.join(whole)}. Packed samples keep documents "
         f"apart in {len(packs)} of them ({', '.join(packs)}); "
         "in the others `data.packing` is turned off with a note.\n\n"
         + (f"Not run on two ranks: {', '.join(alone)}.\n\n" if alone else "")
+        + (f"Not run on two stages since the column exists: {', '.join(unstaged)}.\n\n" if unstaged else "")
         + "\n".join([*failed, "Refused, because the engine lacks", "", *reasons])
         + "\n"
     )
 
 
 _WAYS = {"layers": "layers of its own", "transformers": "transformers' forward pass"}
-_CHECKS = {"parity": "1 rank", "ranks": "2 ranks", "recompute": "recompute", "lora": "LoRA", "export": "export"}
+_CHECKS = {
+    "parity": "1 rank",
+    "ranks": "2 ranks",
+    "stages": "2 stages",
+    "recompute": "recompute",
+    "lora": "LoRA",
+    "export": "export",
+}
 
 
 def _types(rows: Iterable[Mapping[str, Any]]) -> list[str]:

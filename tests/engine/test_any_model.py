@@ -34,12 +34,12 @@ KINDS = ("gpt_neox", "falcon", "cohere2", "olmo3", "mamba2", "llama4_text")
 QUICK = ("gpt_neox", "mamba2")  # a block of attention and one of another kind
 
 
-def small(kind: str, **changes: Any) -> Any:
+def small(kind: str, layers: int = 2, **changes: Any) -> Any:
     """Return --tiny of a type's default config."""
     default = transformers.AutoConfig.for_model(kind).get_text_config()
     values = json.loads(default.to_json_string(use_diff=True), object_hook=decode_float)
     config = transformers_config({**values, "model_type": default.model_type, **changes})
-    return tiny(config, max(2, distinct_layer_types(config)))
+    return tiny(config, max(layers, distinct_layer_types(config)))
 
 
 def recipe(**changes: Any) -> types.Recipe:

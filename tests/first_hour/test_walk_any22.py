@@ -62,10 +62,7 @@ def test_the_run_line_of_a_recommendation_trains(meshwright: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        (
-            "layout.pp=2",
-            "our engine has no pipeline stages for this cohere2 model (pp=2): embedding and head share one weight",
-        ),
+        ("layout.tp=2", "our engine has no tensor parallelism for cohere2 models (tp=2)"),
         ("layout.cp=2", "our engine has no context parallelism for cohere2 models (cp=2)"),
     ],
 )

@@ -14,7 +14,6 @@ from meshwright.engine.experts.expert_params import expert_blocks, replicated_ad
 from meshwright.engine.kernels.optimizer_kernels import sum_of_squares
 from meshwright.engine.mesh import SOLO, GroupInfo, Mesh
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize.init_weights import tied_embedding_name
 
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
@@ -32,10 +31,10 @@ def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
     """Return the embedding if the last stage has a copy: as its tied head, or for multi-token prediction."""
     if stage.first == stage.last:
         return []
-    tied, needed = bool(tied_embedding_name(stage)), stage.embedding_on_last_stage
+    tied, needed = stage.head_is_tied, stage.embedding_on_last_stage
     if stage.first:
         return [stage.embedding.weight] if tied or needed else []
-    return [*([stage.lm_head.weight] if tied else []), *([stage.embedding.weight] if needed else [])]
+    return [*([stage.get_parameter(stage.head_weight)] if tied else []), *([stage.embedding.weight] if needed else [])]
 
 
 def _other_end(stages: list[Stage], mesh: Mesh) -> GroupInfo:

@@ -115,7 +115,7 @@ class Trainer:
         self.stages: list[Stage] = self._make_stages()
         self.routers = [state for stage in self.stages for state in experts.router_states(stage)]
         self.optimizer = build_optimizer(
-            [item for stage in self.stages for item in stage.named_parameters()],
+            [(stage.shared_name(name), p) for stage in self.stages for name, p in stage.named_parameters()],
             recipe.optimizer,
             recipe.precision,
             "cpu" if recipe.layout.offload in ("params", "optimizer") else device.type,

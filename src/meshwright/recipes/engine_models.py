@@ -64,7 +64,7 @@ UNSPLIT: Mapping[str, str] = {name: why for why, names in _UNSPLIT_TYPES.items()
 
 def unsplit_reason(model: ModelSpec) -> str:
     """Return why a model that runs transformers' forward pass has no pipeline stages; empty if it has."""
-    return UNSPLIT.get(model.model_type, "embedding and head share one weight" if model.tied else "")
+    return UNSPLIT.get(model.model_type, "")
 
 
 def has_own_layers(model_type: str) -> bool:

@@ -144,6 +144,22 @@ def whole_model_unsplit(c: Case) -> Column:
     return (c.pp > 1) if is_whole(c.model) and unsplit_reason(c.model) else False
 
 
+@rule(
+    "engine.whole-balancing",
+    "error",
+    "aux_loss",
+    engines=("meshwright",),
+    message="our engine cannot balance the experts of this {model_type} model on several stages "
+    "(aux_loss={aux_loss}, pp={pp})",
+    symptom="train ends with an error before the model is built",
+    cause="transformers computes the balancing loss of this model type from the routers of all layers at once",
+    fixes=({"aux_loss": [0.0]}, NO_PP),
+    values={"model_type": lambda c: c.model.model_type},
+)
+def whole_model_balanced_on_stages(c: Case) -> Column:
+    return c.is_moe & (c.pp > 1) & (c.balancing != "none") & (c.aux_loss > 0) if is_whole(c.model) else False
+
+
 def _limits_model(row: ModelLimit) -> None:
     """Register the error for a degree that an engine does not support for some models."""
 

@@ -285,7 +285,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.whole-cp": ({"spec": JAMBA, "cp": 2}, {"cp": 1}),
     "engine.whole-ep": ({"spec": JAMBA, "ep": 2}, {"ep": 1}),
     "engine.whole-etp": ({"spec": JAMBA, "etp": 2}, {"etp": 1}),
-    "engine.whole-pp": ({"spec": msgspec.structs.replace(JAMBA, tied=True), "pp": 2}, {"pp": 1}),
+    "engine.whole-pp": ({"spec": msgspec.structs.replace(JAMBA, model_type="zamba2"), "pp": 2}, {"pp": 1}),
+    "engine.whole-balancing": (
+        {"spec": msgspec.structs.replace(MIXTURE, model_type="granitemoe"), "pp": 2, "aux_loss": 0.01},
+        {"aux_loss": 0.0},
+    ),
     "engine.whole-sp": ({"spec": JAMBA, "tp": 2, "sp": True}, {"tp": 1, "sp": False}),
     "engine.whole-matmul": ({"spec": JAMBA, "matmul": "fp8_tensor"}, {"matmul": "same"}),
     "engine.whole-mtp-loss": ({"spec": JAMBA, "mtp_loss": 0.1}, {"mtp_loss": 0.0}),

@@ -17,7 +17,6 @@ from meshwright.engine.experts.router import BIAS
 from meshwright.engine.faults import RunError
 from meshwright.engine.model.init import local_indices
 from meshwright.engine.optimizers.grouping import decays
-from meshwright.engine.parallelize.init_weights import tied_embedding_name
 
 if TYPE_CHECKING:
     from meshwright.engine.model.stage import Stage
@@ -69,7 +68,7 @@ def load_group_state(trainer: Trainer, saved: dict[str, dict[str, float]]) -> No
 
 
 def _groups(trainer: Trainer) -> Iterator[tuple[dict[str, Any], dict[int, str]]]:
-    names = {id(p): name for stage in trainer.stages for name, p in stage.named_parameters()}
+    names = {id(p): stage.shared_name(name) for stage in trainer.stages for name, p in stage.named_parameters()}
     for group in trainer.optimizer.param_groups:
         yield group, names
 
@@ -80,9 +79,8 @@ def _group_name(group: dict[str, Any], names: dict[int, str]) -> str:
 
 
 def _stage_shards(stage: Stage, optimizer: LocalOptimizer, adapters_only: bool) -> Iterator[Shard]:
-    tied = tied_embedding_name(stage)
     for name, parameter in stage.named_parameters():
-        known = tied if tied and name == "lm_head.weight" else name
+        known = stage.shared_name(name)
         if parameter.requires_grad or not adapters_only or name.endswith(BIAS):
             yield shard_of(f"model/{known}", parameter)
         for key, value in optimizer.state.get(parameter, {}).items():

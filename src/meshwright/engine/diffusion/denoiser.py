@@ -23,6 +23,7 @@ class Denoiser(nn.Module):
 
     first = last = True  # there is no pipeline
     embedding_on_last_stage = False
+    head_is_tied = False
     mtp = None
     block_lists: tuple[str, ...] = ()  # attribute names of the block lists, in execution order
 
@@ -47,8 +48,12 @@ class Denoiser(nn.Module):
 
     @property
     def body(self) -> Denoiser:
-        """The model itself: there is no head with tied weights."""
+        """The model itself, which has the config."""
         return self
+
+    def shared_name(self, name: str) -> str:
+        """Return the name of a parameter: there is one stage."""
+        return name
 
     def forward(
         self,

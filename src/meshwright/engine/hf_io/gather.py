@@ -50,7 +50,7 @@ class ShardedTensors:
         self.tensors: dict[str, torch.Tensor] = {}
         for stage in stages:
             _reshard(stage)
-            copied = f"{stage.names.body}.{stage.names.embedding}.weight" if not stage.first else ""
+            copied = stage.embedding_weight if not stage.first else ""
             tensors = [*stage.named_parameters(), *stage.named_buffers()]
             self.tensors |= {name: tensor.detach() for name, tensor in tensors if name != copied}
         self.shapes: Mapping[str, Shape] = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}

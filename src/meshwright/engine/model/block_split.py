@@ -121,24 +121,28 @@ def trace_blocks(model: Any) -> BlockOrder:
     count = len(model.get_submodule(path))
     if count < 2:
         raise UnsplitError("it has one layer")
-    copies = [copy.deepcopy(model) for _ in range(2)]  # first: a forward pass may leave states behind
+    fresh = copy.deepcopy(model)  # first: a forward pass may leave states behind
     order = _Tracer(model, path).run(tokens)
     with torch.no_grad():
         whole = model(input_ids=tokens, use_cache=False, return_dict=True).logits.float()
-        try:
-            staged = _staged_logits(copies, path, order, count, tokens).float()
-        except Exception as error:
-            raise UnsplitError(f"it does not run from hidden states: {error}") from error
-    if staged.shape != whole.shape or bool((staged - whole).abs().max() > SAME * whole.abs().max()):
-        raise UnsplitError("its blocks compute something else from hidden states than from tokens")
+        # Every place: a layer may take something from the one before it that most layers do not.
+        for cut in range(1, count):
+            try:
+                staged = _staged_logits(fresh, path, order, (range(cut), range(cut, count)), tokens).float()
+            except Exception as error:
+                raise UnsplitError(f"layer {cut} does not run from hidden states alone: {error}") from error
+            if staged.shape != whole.shape or bool((staged - whole).abs().max() > SAME * whole.abs().max()):
+                raise UnsplitError(f"layer {cut} computes something else from hidden states alone")
     return order
 
 
-def _staged_logits(copies: list[Any], path: str, order: BlockOrder, count: int, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the logits of two stages, which copies of a model become."""
+def _staged_logits(
+    model: Any, path: str, order: BlockOrder, blocks: tuple[range, ...], tokens: torch.Tensor
+) -> torch.Tensor:
+    """Return the logits of stages, which copies of a model become."""
     given: Any = tokens
-    for stage, kept in zip(copies, (range(count // 2), range(count // 2, count)), strict=True):
-        received = Received()
+    for kept in blocks:
+        stage, received = copy.deepcopy(model), Received()
         keep_blocks(stage, path, order, kept, received)
         given = run_stage(stage, given, received, first=kept.start == 0)
     logits: torch.Tensor = given.logits

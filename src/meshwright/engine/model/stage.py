@@ -78,6 +78,25 @@ class Stage(nn.Module):
         return self.get_submodule(self.names.body)
 
     @property
+    def embedding_weight(self) -> str:
+        """The name of the embedding's weight, on any stage."""
+        return f"{self.names.body}.{self.names.embedding}.weight"
+
+    @property
+    def head_weight(self) -> str:
+        """The name of the head's weight, on any stage."""
+        return "lm_head.weight"
+
+    @property
+    def head_is_tied(self) -> bool:
+        """Whether head and embedding share a weight, of which both ends of a pipeline have a copy."""
+        return bool(getattr(self.body.config, "tie_word_embeddings", False))
+
+    def shared_name(self, name: str) -> str:
+        """Return the name of a parameter that is the same on all stages: a tied head has that of the embedding."""
+        return self.embedding_weight if self.head_is_tied and name == self.head_weight else name
+
+    @property
     def vision_entry_modules(self) -> list[nn.Module]:
         """The vision modules that are called directly (the encoder, a projector), on the first stage; else none."""
         if self.vision_modules is None or not self.first:

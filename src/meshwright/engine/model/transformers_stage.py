@@ -56,7 +56,9 @@ class TransformersStage(Stage):
         self.blocks = range(self.depth) if blocks is None else blocks
         self.first, self.last = self.blocks.start == 0, self.blocks.stop == self.depth
         self.received = Received()
+        self.end_weights = _end_weights(model)
         if order is not None:
+            _require_weights_inside_stages(model, order, self.layers_path, self.blocks, self.end_weights)
             keep_blocks(model, self.layers_path, order, self.blocks, self.received)
         self.vision_modules, self.mtp = None, None
         self.sequence_rank, self.local_positions = 0, None
@@ -83,6 +85,19 @@ class TransformersStage(Stage):
     @property
     def body(self) -> Any:
         return self.transformers_model
+
+    @property
+    def embedding_weight(self) -> str:
+        return self.end_weights.embedding
+
+    @property
+    def head_weight(self) -> str:
+        return self.end_weights.head
+
+    @property
+    def head_is_tied(self) -> bool:
+        """Whether the ends have copies of one weight; on a single stage it is one parameter."""
+        return self.end_weights.tied and self.first != self.last
 
     @property
     def decoder_layers(self) -> dict[int, nn.Module]:
@@ -175,6 +190,45 @@ def _require_parts_inside_modules(model: Any) -> None:
             field="model",
             value=model.config.model_type,
         )
+
+
+@dataclass(frozen=True)
+class EndWeights:
+    """The names of the weights of embedding and head, and whether they are one."""
+
+    embedding: str = ""
+    head: str = ""
+    tied: bool = False
+
+
+def _end_weights(model: Any) -> EndWeights:
+    """Return the weights at the ends of a model that has all of its modules."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
+    tied = getattr(head, "weight", None) is not None and head.weight is getattr(embedding, "weight", None)
+    return EndWeights(names.get(id(embedding), ""), names.get(id(head), ""), tied)
+
+
+def _require_weights_inside_stages(model: Any, order: BlockOrder, path: str, kept: range, ends: EndWeights) -> None:
+    """Raise for a weight that modules of several stages share, unless these are embedding and head."""
+    names = {id(module): name for name, module in model.named_modules()}
+    depth = len(model.get_submodule(path))
+
+    def stays(name: str) -> bool:
+        if name.startswith(f"{path}."):
+            return int(name.removeprefix(f"{path}.").partition(".")[0]) in kept
+        return not ((name in order.before and kept.start > 0) or (name in order.after and kept.stop < depth))
+
+    for group in _shared_parameters(model):
+        places = [names[id(owner)] for owner, _ in group]
+        if {f"{place}.weight" for place in places} == {ends.embedding, ends.head}:
+            continue
+        if len({stays(place) for place in places}) > 1:
+            raise InputError(
+                f"{' and '.join(places[:2])} of {model.config.model_type} share a weight, which stages would train apart",
+                field="layout.pp",
+                fix=("layout.pp=1",),
+            )
 
 
 def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:

@@ -22,15 +22,14 @@ def init_weights(
     weights: FolderWeights | None = None,
 ) -> None:
     """Allocate this rank's shards of a stage and fill them from a checkpoint; missing ones from seed and name."""
-    tied = tied_embedding_name(stage)
     stage.to_empty(device="cpu" if offloaded else device)
     if isinstance(stage, TransformersStage):
         stage.tie_again()
-    elif tied and stage.first and stage.last:
+    elif stage.head_is_tied and stage.first and stage.last:
         stage.lm_head.weight = stage.embedding.weight
     places = places_in(stage, weights)
     for name, parameter in weights_to_fill(stage):
-        source = tied if tied and name == "lm_head.weight" else name
+        source = stage.shared_name(name)
         if weights is None or not weights.fill(parameter, name, places.get(name)):
             fill_initial(parameter, source, initial[recorded_name(source, initial)], seed)
     fill_buffers(stage, initial, seed, device, weights)
@@ -42,15 +41,6 @@ def places_in(stage: nn.Module, weights: FolderWeights | None) -> dict[str, Tens
         return {}
     full = ((name, torch.empty(shape, device="meta")) for name, shape in shapes_to_fill(stage).items())
     return weights.locate([*full, *stage.named_buffers()])
-
-
-def tied_embedding_name(stage: Stage) -> str:
-    """Return the name of the embedding weight if the head is tied to it, else an empty string."""
-    if isinstance(stage, TransformersStage):  # one stage, whose tied weights are one parameter
-        return ""
-    if not getattr(stage.body.config, "tie_word_embeddings", False):
-        return ""
-    return f"{stage.names.body}.{stage.names.embedding}.weight"
 
 
 def recorded_name(name: str, initial: dict[str, InitSpec]) -> str:

@@ -58,12 +58,9 @@ def require_supported(recipe: Recipe, config: Any, hooks: Hooks = NO_HOOKS) -> N
 
 
 def _require_stages(recipe: Recipe, config: Any) -> None:
-    """Raise for pipeline stages of a model whose ends share a weight, or whose balancing loss needs all layers."""
+    """Raise for pipeline stages of a model whose balancing loss needs all layers."""
     if recipe.layout.pp == 1:
         return
-    if config.get_text_config().tie_word_embeddings:
-        reason = f"embedding and head of this {config.model_type} share one weight, which two stages would train apart"
-        raise InputError(reason, field="layout.pp", value=recipe.layout.pp, fix=("layout.pp=1",))
     if _balances(config.get_text_config(), recipe):
         reason = f"transformers computes the balancing loss of {config.model_type} from the routers of all layers"
         raise InputError(
