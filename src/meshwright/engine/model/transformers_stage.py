@@ -224,8 +224,9 @@ def _require_weights_inside_stages(model: Any, order: BlockOrder, path: str, kep
         if {f"{place}.weight" for place in places} == {ends.embedding, ends.head}:
             continue
         if len({stays(place) for place in places}) > 1:
+            kind = model.config.model_type
             raise InputError(
-                f"{' and '.join(places[:2])} of {model.config.model_type} share a weight, which stages would train apart",
+                f"{' and '.join(places[:2])} of {kind} share a weight, which stages would train apart",
                 field="layout.pp",
                 fix=("layout.pp=1",),
             )
