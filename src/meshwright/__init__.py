@@ -6,6 +6,8 @@ docs/python.md has an example of each. Names are loaded on first use; only what 
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from meshwright.version import VERSION
@@ -133,6 +135,28 @@ def __getattr__(name: str) -> Any:
 
     module, _, attribute = _HOMES.get(name, f"api.{name}").rpartition(".")
     return getattr(import_module(f"meshwright.{module}"), attribute)
+
+
+class _Command(ModuleType):
+    """A package with the name of a command: a call of it says which function the command is."""
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        raise TypeError(
+            f"meshwright.{name} is a package; the function of `meshwright {name}` is meshwright.{COMMANDS[name]}"
+        )
+
+
+class _Root(ModuleType):
+    """This package, which gets its subpackages as attributes when they are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in COMMANDS and type(value) is ModuleType:
+            value.__class__ = _Command
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Root
 
 
 def __dir__() -> list[str]:

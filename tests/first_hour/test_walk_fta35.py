@@ -164,8 +164,8 @@ def test_the_faster_layout_of_a_checked_command_is_a_command_that_runs(here: Pat
 
 
 def test_a_value_with_spaces_is_quoted_in_the_fix() -> None:
-    found = call("recommend", "mistral-7b", "--gpu", "2xRTX 6000 Ada", "--goal", "lora", "--epochs", "3")
-    assert "fix:   --gpus '2xRTX 6000 Ada' train.epochs=3" in found.err
+    found = call("recommend", "mistral-7b", "--gpu", "2xRTX 6000 Ada", "--goal", "lora", "--lr", "1e-4")
+    assert "fix:   --gpus '2xRTX 6000 Ada' optimizer.lr=1e-4" in found.err
     found = call("size", "mistral-7b", "--gpus", "A100-80", "--goal", "lora", "--dataset", "my rows.jsonl")
     assert "fix:   'data.dataset=my rows.jsonl'" in found.err
 

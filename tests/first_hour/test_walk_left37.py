@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import pytest
 
-from meshwright import check, export, find_model
+from meshwright import check, export, find_model, inspect
 from meshwright.cli.run import run
+from meshwright.errors import InputError
 
 TITAN = """
 [model]
@@ -218,3 +222,93 @@ def bash_words(line: str) -> list[str]:
 )
 def test_olmo_2_is_in_the_catalogue(name: str, parameters: int) -> None:
     assert find_model(name).params.total == parameters
+
+
+class Config:
+    """A config as transformers has it."""
+
+    model_type = "llama"
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write nothing."""
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ({"model_type": "llama", "hidden_size": 64}, 'json.dump(config, open("config.json", "w"))'),
+        (Config(), 'config.save_pretrained("my_model")'),
+    ],
+)
+@pytest.mark.parametrize("function", [find_model, inspect])
+def test_a_config_in_place_of_a_name_says_how_to_write_it(function: Any, given: Any, fix: str) -> None:
+    with pytest.raises(InputError) as refused:
+        function(given)
+    assert refused.value.value == "llama"
+    assert refused.value.fix[0] == fix
+
+
+def test_a_call_of_a_package_names_the_function_of_its_command() -> None:
+    code = "from meshwright import doctor\ndoctor('x.log')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "the function of `meshwright doctor` is meshwright.diagnose" in done.stderr
+
+
+def _chats(folder: Path) -> None:
+    text = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b " * 90}]})
+    (folder / "chats.jsonl").write_text(f"{text}\n" * 40)
+
+
+def test_epochs_are_an_option_of_recommend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _chats(folder)
+    words = ("recommend", "qwen3-0.6b", "--goal", "sft", "--gpus", "1xH100", "--dataset", "chats.jsonl")
+    _, out, _ = _run(capsys, *words, "--epochs", "2")
+    assert "train.epochs 0.0 → 2.0" in out
+    code, _, err = _run(capsys, *words, "--epochs", "many")
+    assert code == 2
+    assert "train.epochs" in err
+    code, _, err = _run(capsys, *words, "--epochs", "2", "train.epochs=3")
+    assert "set twice" in err
+    _, out, _ = _run(capsys, *words)
+    assert "train.epochs=3 is usual" in " ".join(out.split())
+    assert "or train.steps=" not in out
+
+
+def test_a_bare_network_speed_is_one_short_remark(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "b200.toml").write_text('gpu = "B200"\nnodes = 2\ngpus_per_node = 8\nnetwork_gb_s_per_node = 400\n')
+    _, out, err = _run(capsys, "check", "llama3_8b_pretrain_config", "--gpus", "b200.toml")
+    assert '400 is read as GB/s, "400 Gb/s" would be Gb/s' in " ".join((out + err).split())
+
+
+def test_every_key_of_a_quantize_table_without_its_converter_is_reported(folder: Path) -> None:
+    text = TITAN.replace('converters = ["{converter}"]\n', "") + 'filter_fqns = ["output"]\n'
+    (folder / "titan.toml").write_text(text)
+    found = [one.field for one in check("titan.toml", gpus="32x8xB200").findings if "quantize-ignored" in one.rule]
+    assert "quantize.linear.float8.filter_fqns" in found
+    assert len(found) == 3
+
+
+def test_a_meaning_ends_before_the_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "explain", "vp")
+    assert "shrinks the bubble. Executed by" in " ".join(out.split())
+
+
+def test_the_folder_of_a_conversion_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--out", "hf1"), ("--out=hf1",)):
+        code, _, err = _run(capsys, "convert", "nothere", *words)
+        assert code == 2
+        assert "source=nothere" in err
+
+
+def test_an_export_starts_in_its_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "q4b.toml").write_text(LORA)
+    _chats(folder)
+    _, out, _ = _run(capsys, "export", "q4b.toml", "--to", "accelerate", "--out", "acc4")
+    assert "cd acc4 && torchrun --nproc-per-node=4 train.py" in out
+
+
+def test_samples_of_a_dataset_need_only_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _chats(folder)
+    code, _, err = _run(capsys, "samples", "chats.jsonl")
+    assert code == 2
+    assert "fix:   meshwright samples chats.jsonl --model qwen3-0.6b" in err

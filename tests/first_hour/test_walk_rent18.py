@@ -23,7 +23,7 @@ CLUSTER = 'gpu = "H100"\nnodes = 4\ngpus_per_node = 8\n'
 def test_the_network_of_a_cluster_file_is_printed_with_its_unit(meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "eth.toml"
     of_node = "a network of {} Gb/s per GPU ({} Gb/s per node), from"
-    bare = 'has no unit and is read as GB/s; write network_gb_s_per_node = "100 Gb/s" if it is in Gb/s'
+    bare = '100 is read as GB/s, "100 Gb/s" would be Gb/s'
     for written, printed, warned in (
         ("network_gb_s_per_node = 100", of_node.format(100, 800), True),
         ('network_gb_s_per_node = "100 Gb/s"', of_node.format(12.5, 100), False),

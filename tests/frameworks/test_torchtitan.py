@@ -142,7 +142,7 @@ FILES = (
     Case(
         "float8 that nothing reads",
         replaced(DENSE, ("all_gather = false", "all_gather = true")),
-        [("torchtitan.quantize-ignored", 47)],
+        [("torchtitan.quantize-ignored", 47), ("torchtitan.quantize-ignored", 48)],
         ON,
     ),
     Case(

@@ -153,10 +153,9 @@ def _count_notes(recipe: Recipe) -> tuple[str, ...]:
     passes = train.steps * train.global_batch_size / counted.samples
     if passes <= MANY_PASSES:
         return (f"{name}: {counted.text}",)
-    fewer = max(1, ceil(USUAL_EPOCHS * counted.samples / train.global_batch_size))
     return (
         f"{name}: {counted.text}; train.steps={train.steps} with {plural(train.global_batch_size, 'sample')} each "
-        f"repeat them {passes:,.0f} times: train.epochs={USUAL_EPOCHS} or train.steps={fewer}",
+        f"repeat them {passes:,.0f} times; train.epochs={USUAL_EPOCHS} is usual",
     )
 
 

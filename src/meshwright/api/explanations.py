@@ -152,7 +152,7 @@ def _field(key: str, meaning: str = "") -> Explained:
     about = tuple(r for r in rules.all_rules().values() if r.field == field.flat)
     engines = "; ".join(f"{engine}: {what}" for engine, what in describe(field.flat).items())
     executed = f"Executed by {engines}" if engines else ""
-    return Explained(key, "field", field, about, " ".join(text for text in (meaning, executed) if text))
+    return Explained(key, "field", field, about, ". ".join(text.rstrip(".") for text in (meaning, executed) if text))
 
 
 def _as_their_key(text: str) -> Explained | None:

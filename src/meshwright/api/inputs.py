@@ -336,6 +336,18 @@ def _from_string(field: Field, value: str) -> Any:
 COLLECTIONS = (list, tuple, set, frozenset, dict, bytes)
 
 
+def _refuse_config(field: Field, value: object) -> None:
+    """Raise InputError for the config of a model as Python has it: a dict, or an object of transformers."""
+    named = value.get("model_type") if isinstance(value, Mapping) else getattr(value, "model_type", None)
+    if named is None:
+        return
+    saved = hasattr(value, "save_pretrained")
+    write = 'config.save_pretrained("my_model")' if saved else 'json.dump(config, open("config.json", "w"))'
+    reason = "takes a name or a path, not the config itself: write it to a file and give its path"
+    path = "my_model" if saved else "config.json"
+    raise InputError(reason, field=field.name, value=str(named), fix=(write, f'{field.name}="{path}"'))
+
+
 def validated(request: R, surface: Surface = "cli") -> R:
     """Return the request with its choices in lower case; raise InputError for a value outside its limits."""
     if isinstance(given := getattr(request, "overrides", ()), Mapping):  # {"layout.tp": 4}, as Python writes it
@@ -353,12 +365,10 @@ def validated(request: R, surface: Surface = "cli") -> R:
             continue
         limits = field.input
         objects = limits.objects and isinstance(value, list)
+        if not field.repeated:
+            _refuse_config(field, value)
         if limits.positional and not field.repeated and isinstance(value, COLLECTIONS) and not objects:
             reason = f"takes one value, not a {type(value).__name__}"
-            if isinstance(value, Mapping) and "model_type" in value:  # a config, as Python has it
-                reason = "takes a name or a path, not the config itself: write it to a file and give its path"
-                fix = ('json.dump(config, open("config.json", "w"))', f'{field.name}="config.json"')
-                raise InputError(reason, field=field.name, value=value["model_type"], fix=fix)
             raise InputError(reason, field=field.name, value=str(value), fix=field.fix(surface))
         declared = bool(limits.surfaces) and bool(field.types)  # else set by code
         if declared and not field.repeated and not objects and not _has_type(field, value):

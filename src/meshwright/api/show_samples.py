@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,7 @@ from meshwright.display import Row
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.recipes import overrides as override
+from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.types import Recipe
 
 ANY_GPU = "1xH100"  # a recommended recipe is for some GPU; the data do not depend on it
@@ -70,9 +72,21 @@ class SamplesResponse(Response, frozen=True, kw_only=True):
         return [("Samples", f"{self.dataset} with {self.tokenizer}: {self.mask_source}"), *shown]
 
 
+def _of_model(request: requests.Samples) -> requests.Samples:
+    """Return a request that names a dataset and --model as one that names the model and --dataset."""
+    if request.dataset or not is_dataset_file(request.recipe):
+        return request
+    if not request.model:
+        fix = (shlex.join(["meshwright", "samples", request.recipe, "--model", "qwen3-0.6b"]),)
+        raise InputError("is a dataset: name the model too", field="recipe", value=request.recipe, fix=fix)
+    goal = request.goal or "sft"
+    return msgspec.structs.replace(request, recipe=request.model, model=None, goal=goal, dataset=request.recipe)
+
+
 @verb(requests.Samples, ENGINE)
 def samples(request: requests.Samples) -> SamplesResponse:
     """Return the first conversations of a dataset as training sees them."""
+    request = _of_model(request)
     options = {"framework": request.framework, "model": request.model}
     gpus = ANY_GPU if depends_on_gpus(request.recipe) else None
     changes = [*request.overrides, *([f"data.dataset={request.dataset}"] if request.dataset else [])]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -99,7 +101,7 @@ def export(answer: Answer, found: Any) -> None:
         click.echo(text)
     titled(out, "Wrote", [escape(path) for path in answer["written"]])
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
-    titled(out, "Start", [escape(answer["command"])])
+    titled(out, "Start", [escape(_started_there(answer["command"], answer["written"]))])
     if answer["env"]:
         titled(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
     unmapped = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unmapped"]]
@@ -109,6 +111,14 @@ def export(answer: Answer, found: Any) -> None:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
     if answer["findings"]:
         titled(out, "Findings", finding_lines(answer["findings"]))
+
+
+def _started_there(command: str, written: Sequence[str]) -> str:
+    """Return a command that names files of the written folder by their names, started in that folder."""
+    folder = Path(written[0]).parent if written else Path()
+    names = {Path(path).name for path in written if Path(path).parent == folder}
+    is_there = folder != Path() and any(word in names for word in shlex.split(command))
+    return f"cd {shlex.quote(str(folder))} && {command}" if is_there else command
 
 
 def import_file(answer: Answer, found: Any) -> None:

@@ -20,6 +20,9 @@ from meshwright.hub import go_offline
 from meshwright.parsing import sequence_length
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+epochs = click.option("--epochs", metavar="N", help="Passes over the dataset: train.epochs=N.")
+OUT = "out"
+TAKE_EPOCHS = ("recommend", "train")
 offline = click.option("--offline", is_flag=True, help="Download nothing from the Hugging Face hub.")
 
 
@@ -37,6 +40,7 @@ class VerbCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take several words, or an option of another tool, as one text where the argument is any text."""
+        args = self._with_last_argument(ctx, args)
         own = {flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts) if flag[0] == "-"}
         words = [word for word in args if word not in own]
         foreign = [word for word in words if word.startswith("-")]
@@ -47,6 +51,19 @@ class VerbCommand(click.Command):
                 args = [*(word for word in args if word in own), "--", " ".join(words)]
         self._refuse_repeated(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _with_last_argument(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the words with --out FOLDER, as other commands take it, as the last argument of one that has none."""
+        params = self.get_params(ctx)
+        last = [one for one in params if isinstance(one, click.Argument)][-1:]
+        if not last or last[0].name != OUT or any(f"--{OUT}" in one.opts for one in params):
+            return args
+        for place, word in enumerate(args):
+            if word == f"--{OUT}" and place + 1 < len(args):
+                return [*args[:place], *args[place + 2 :], args[place + 1]]
+            if word.startswith(f"--{OUT}="):
+                return [*args[:place], *args[place + 1 :], word.partition("=")[2]]
+        return args
 
     def _refuse_repeated(self, ctx: click.Context, args: list[str]) -> None:
         """Raise InputError for an option with one value that was given twice: click would drop the first."""
@@ -84,6 +101,7 @@ def build(verb: Verb) -> click.Command:
         short_help=verb.summary,
         epilog=examples(*verb.examples),
     )
+    command = epochs(command) if verb.name in TAKE_EPOCHS else command
     names_models = any(field.input.complete in ("models", "targets") for field in fields)
     return as_json(offline(command) if names_models else command)
 
@@ -128,8 +146,10 @@ def _completer(field: Field) -> Callable[[click.Context, click.Parameter, str], 
     return lambda context, parameter, typed: [choice for choice in choices if choice.startswith(typed)]
 
 
-def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, **values: Any) -> None:
+def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, epochs: str | None = None, **values: Any) -> None:
     """Run a command with the values that click parsed."""
+    if epochs is not None:
+        values["overrides"] = (*values.get("overrides", ()), f"train.epochs={epochs}")
     if offline:
         go_offline()
     from meshwright.cli.runners import RUNNERS, run

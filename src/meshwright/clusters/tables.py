@@ -176,7 +176,7 @@ def unit_assumed(table: Mapping[str, object]) -> str:
     value = table.get(key)
     if isinstance(value, str) or value is None:
         return ""
-    return f'{key} = {value} has no unit and is read as GB/s; write {key} = "{value} Gb/s" if it is in Gb/s'
+    return f'{value} is read as GB/s, "{value} Gb/s" would be Gb/s'
 
 
 def _reject_ports(key: str, value: str) -> None:

@@ -178,12 +178,15 @@ def _float8_gather_with_recipe(ctx: RuleContext) -> Problem | None:
 
 
 def _quantize_ignored(ctx: RuleContext) -> Iterator[Problem]:
-    """Report options in a quantize table whose converter is not enabled."""
+    """Report options in a quantize table whose converter is not enabled.
+
+    Published configs without float8 have a table that turns nothing on.
+    """
     for table in CONVERTER_NAMES:
-        if table in _converters(ctx):
-            continue
-        for key in ctx.keys_under(table):
-            if ctx.get(key) is True or (key == "quantize.linear.float8.recipe_name" and ctx.get(key)):
+        keys = [] if table in _converters(ctx) else list(ctx.keys_under(table))
+        is_on = any(ctx.get(key) is True or (key.endswith("float8.recipe_name") and ctx.get(key)) for key in keys)
+        for key in keys if is_on else ():
+            if ctx.get(key) not in (None, False, "", []):
                 fix = (ctx.framework.format_setting("model.converters", [*_converters(ctx), table]),)
                 if _lacks_float8(ctx):
                     fix = (f"without {key}",)
