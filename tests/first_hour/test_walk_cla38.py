@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from meshwright.clusters import cluster
+from meshwright.doctor.remedies import graph_candidates
+from meshwright.models import find
+from meshwright.planner import case_of
+from meshwright.recipes import load
+
 TITAN = """[model]
 name = "llama3"
 flavor = "8B"
@@ -106,3 +112,69 @@ def test_accelerate_keys_keep_their_values(meshwright: Any) -> None:
     assert found["fsdp_config.fsdp_cpu_offload"] == ["fsdp_config: {fsdp_offload_params: false}"]
     (fix,) = found["fsdp_config.fsdp_backward_prefetch_policy"]
     assert fix == "fsdp_config: {fsdp_backward_prefetch: BACKWARD_POST}"
+
+
+MOE_JOB = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nnodes 16 --nproc-per-node 8 pretrain_gpt.py --num-layers 44 --hidden-size 2048 --ffn-hidden-size 6144 \\
+  --num-attention-heads 32 --group-query-attention --num-query-groups 4 --kv-channels 128 --seq-length 4096 \\
+  --max-position-embeddings 4096 --position-embedding-type rope --swiglu --normalization RMSNorm \\
+  --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 \\
+  --num-experts 96 --moe-router-topk 6 --moe-ffn-hidden-size 1024 --moe-grouped-gemm --expert-model-parallel-size 8 \\
+  --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-3 \\
+  --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --micro-batch-size 1 \\
+  --global-batch-size 1024 --train-iters 100000 --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine \\
+  --lr-warmup-iters 2000 --lr-decay-iters 100000 --weight-decay 0.1 --clip-grad 1.0 --bf16 \\
+  --data-path /data/uni_text_document --tokenizer-type NullTokenizer --vocab-size 151936 --split 99,1,0 \\
+  --save /ckpt --load /ckpt --save-interval 500 --te-rng-tracker {flags}
+"""
+WHOLE = "graphs.experts-need-capacity"
+
+
+def moe_job(flags: str) -> str:
+    Path("moe.sh").write_text(MOE_JOB.format(flags=flags))
+    return "moe.sh"
+
+
+@pytest.mark.parametrize("flags", ["local", "local --cuda-graph-scope full", "transformer_engine"])
+def test_graphs_of_whole_layers_with_dropless_experts_are_refused(meshwright: Any, flags: str) -> None:
+    answer = meshwright("check", moe_job(f"--cuda-graph-impl {flags}"), *GPUS, "--json")
+    assert answer.code == 1
+    (one,) = [each for each in answer.json["findings"] if each["rule"] == WHOLE]
+    assert one["severity"] == "error"
+    assert "--cuda-graph-modules attn moe_router moe_preprocess" in " ".join(one["fix"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess", ""),
+        ("--cuda-graph-impl local --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity", ""),
+        (
+            "--cuda-graph-impl local --moe-expert-capacity-factor 1.0",
+            "megatron-lm.graphs-of-unpadded-experts",
+        ),
+        (
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router --recompute-granularity selective "
+            "--recompute-modules moe",
+            "graphs.router-recompute",
+        ),
+        (
+            "--cuda-graph-impl transformer_engine --moe-expert-rank-capacity-factor 1.5 --moe-paged-stash "
+            "--use-transformer-engine-op-fuser --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+            "",
+        ),
+    ],
+)
+def test_graphs_beside_experts(meshwright: Any, flags: str, rule: str) -> None:
+    answer = meshwright("check", moe_job(flags), *GPUS, "--json")
+    graphs = [one["rule"] for one in answer.json["findings"] if "graphs" in one["rule"] and one["severity"] == "error"]
+    assert graphs == ([rule] if rule else [])
+
+
+def test_remedies_name_graphs_that_can_be_captured() -> None:
+    for model, impl in (("qwen3_30b_a3b", "transformer_engine"), ("llama3_8b", "local")):
+        spec = find(model)
+        (change,) = graph_candidates(case_of(load(f"{model}_pretrain_config"), spec, cluster("16x8xH100"), "megatron"))
+        assert change.values["kernels.cuda_graphs"] == impl
+        assert bool(change.values.get("kernels.cuda_graph_scope")) == (impl != "local")

@@ -21,6 +21,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import recipe_fields
+from meshwright.rules.graphs import recomputes_experts, scopes_outside_experts
 
 MAX_SHOWN = 5
 COMBINED = 8  # single changes to combine if none is enough
@@ -93,9 +94,7 @@ def speed_candidates(case: Case) -> Iterator[Change]:
     if not kernels.compile:
         yield Change({"kernels.compile": True}, "fewer and larger kernels")
     if kernels.cuda_graphs == "none":
-        yield Change(
-            {"kernels.cuda_graphs": "local", "kernels.te_rng_tracker": True}, "launches kernels without the CPU"
-        )
+        yield from graph_candidates(case)
     for name in ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"):
         if not getattr(kernels, name):
             yield Change({f"kernels.{name}": True}, recipe_fields()[f"kernels.{name}"].text)
@@ -105,6 +104,18 @@ def speed_candidates(case: Case) -> Iterator[Change]:
             follows = {"layout.sp": False} if name == "tp" and degree == 2 else {}
             yield Change({f"layout.{name}": degree // 2, **follows, **rest}, f"{what}: fewer collectives")
     yield from pipeline_candidates(case)
+
+
+def graph_candidates(case: Case) -> Iterator[Change]:
+    """Yield CUDA graphs of whole layers; of what has fixed shapes, if the experts have not."""
+    why = "launches kernels without the CPU"
+    if not case.is_moe or case.capacity_factor:
+        yield Change({"kernels.cuda_graphs": "local", "kernels.te_rng_tracker": True}, why)
+        return
+    router, *_, attention = scopes_outside_experts(case)
+    scope = attention if recomputes_experts(case) else router
+    together = {"kernels.cuda_graphs": "transformer_engine", "kernels.cuda_graph_scope": scope}
+    yield Change({**together, "kernels.te_rng_tracker": True}, f"{why}, except for those of dropless experts")
 
 
 def pipeline_candidates(case: Case) -> Iterator[Change]:

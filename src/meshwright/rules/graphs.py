@@ -23,6 +23,29 @@ def is_full_iteration(c: Case) -> Column:
     return (c.cuda_graphs == "full_iteration") | ((c.cuda_graphs == "local") & ("full_iteration" in c.cuda_graph_scope))
 
 
+def per_layer(c: Case) -> Column:
+    """Return whether layers or modules of layers are captured one by one."""
+    return captured(c) & not_(is_full_iteration(c))
+
+
+def scopes_outside_experts(c: Case) -> list[tuple[str, ...]]:
+    """Return the scopes that capture what has fixed shapes in layers with dropless experts, most first."""
+    own = ("attn", *(("mamba",) if c.mamba_heads else ()))
+    return [(*own, "moe_router", "moe_preprocess"), (*own, "moe_router"), own]
+
+
+def recomputes_experts(c: Case) -> Column:
+    """Return whether layers of experts are recomputed as one module."""
+    return (c.recompute == "selective") & ("moe" in c.recompute_modules)
+
+
+def _scopes_without_experts(c: Case) -> list[tuple[str, ...]]:
+    """Return the scope with the router in place of its experts; for whole layers, the scopes outside of experts."""
+    if not c.cuda_graph_scope:
+        return scopes_outside_experts(c)
+    return [tuple("moe_router" if one == "moe" else one for one in c.cuda_graph_scope)]
+
+
 def _missing_scopes(c: Case) -> tuple[str, ...]:
     """Return the scopes whose modules the model does not have."""
     experts = () if c.is_moe else ("moe", "moe_router", "moe_preprocess")
@@ -159,19 +182,40 @@ def preprocess_without_router(c: Case) -> Column:
 @rule(
     "graphs.experts-need-capacity",
     "error",
-    "cuda_graph_scope",
+    "cuda_graphs",
     engines=CAPTURING_MODULES,
-    message="the moe scope of cuda_graph_scope needs a capacity_factor above 0",
-    symptom="the moe scope is only supported with drop-and-pad routing",
-    cause="without a capacity, the number of tokens per expert changes every step",
+    message="cuda_graphs={cuda_graphs} captures the experts too, which needs a capacity_factor above 0",
+    symptom="moe cuda graph is only supported with drop-padding MoE; earlier releases: the capture fails at a sync",
+    cause="without a capacity, the number of tokens per expert changes every step; an empty scope is the whole layer",
     fixes=(
-        {"cuda_graph_scope": lambda c: [tuple("moe_router" if s == "moe" else s for s in c.cuda_graph_scope)]},
+        {"cuda_graphs": ["transformer_engine"], "cuda_graph_scope": _scopes_without_experts},
         {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe",))},
         {"capacity_factor": [1.0]},
+        NO_GRAPHS,
     ),
 )
 def captured_experts_without_capacity(c: Case) -> Column:
-    return captured(c) & ("moe" in c.cuda_graph_scope) & (c.capacity_factor == 0)
+    scope = tuple(c.cuda_graph_scope)
+    return per_layer(c) & c.is_moe & ((not scope) | ("moe" in scope)) & (c.capacity_factor == 0)
+
+
+@rule(
+    "graphs.router-recompute",
+    "error",
+    "recompute_modules",
+    engines=("megatron",),
+    message="recompute of moe does not work with a captured moe_router (cuda_graphs=transformer_engine)",
+    symptom="moe recompute is not supported with moe_router CUDA graph",
+    cause="the recomputed module would contain a graph, which is captured once but would run twice",
+    fixes=(
+        {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe_router", "moe_preprocess"))},
+        {"recompute_modules": without("recompute_modules", lambda c: ("moe",))},
+        {"recompute": ["none"], "recompute_modules": [()]},
+        NO_GRAPHS,
+    ),
+)
+def captured_router_recomputed(c: Case) -> Column:
+    return recomputes_experts(c) & (c.cuda_graphs == "transformer_engine") & ("moe_router" in c.cuda_graph_scope)
 
 
 @rule(

@@ -164,6 +164,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"capacity_factor": 1.0},
     ),
+    "graphs.router-recompute": (
+        {
+            "engine": "megatron",
+            "te_rng_tracker": True,
+            "spec": MIXTURE,
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "moe_router"),
+            "recompute": "selective",
+            "recompute_modules": ("moe",),
+        },
+        {"cuda_graph_scope": ("attn",)},
+    ),
     "graphs.modules-of-the-model": (
         {
             "engine": "megatron",

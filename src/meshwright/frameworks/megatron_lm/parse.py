@@ -187,8 +187,17 @@ def _parsed(
         suppressed_rules=(
             *(rule for key, rule in SUPPRESSED_RULES.items() if key in settings),
             *(rule for key, rule in NEEDED_FLAGS.items() if UNREAD_ARGS in settings and key not in settings),
+            *(("graphs.experts-need-capacity",) if has_static_experts(settings) else ()),
         ),
     )
+
+
+def has_static_experts(settings: Settings) -> bool:
+    """Return whether experts of dropless routing have buffers of fixed size, so that whole layers can be captured."""
+    switches = ("moe_expert_rank_capacity_factor", "moe_paged_stash", "use_transformer_engine_op_fuser")
+    names = {"cuda_graph_impl": "transformer_engine", "moe_token_dispatcher_type": "flex"}
+    names |= {"moe_flex_dispatcher_backend": "hybridep"}
+    return all(key in settings for key in switches) and all(text(settings, key) == name for key, name in names.items())
 
 
 def _built(settings: Settings, content: Content, launch: LaunchCommand | None) -> BuiltModel:

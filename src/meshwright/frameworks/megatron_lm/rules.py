@@ -390,6 +390,13 @@ RULES = (
         ASSERTED,
         "NCCL registers captured buffers, which expandable segments may remap",
     ),
+    _rule(
+        "graphs-of-unpadded-experts",
+        "moe_expert_capacity_factor cuda_graph_impl",
+        techniques.graphs_of_unpadded_experts,
+        ASSERTED,
+        "a capacity alone is an upper limit: the number of tokens per expert still changes every step",
+    ),
     _rule("te-loss", "cross_entropy_fusion_impl", techniques.te_loss, ASSERTED, "it was found to degrade convergence"),
     _rule(
         "expert-width-without-experts",

@@ -165,6 +165,17 @@ def registered_graphs(ctx: RuleContext) -> Problem | None:
     return Problem("CUDA graphs with expandable segments need NCCL_GRAPH_REGISTER=0", fix, key="cuda_graph_impl")
 
 
+def graphs_of_unpadded_experts(ctx: RuleContext) -> Problem | None:
+    scope = ctx.get("cuda_graph_modules") or ctx.get("cuda_graph_scope") or ["full"]
+    if get_text(ctx, "cuda_graph_impl") not in ("local", "transformer_engine") or not {"full", "moe"} & set(scope):
+        return None
+    pad = "moe_pad_expert_input_to_capacity"
+    if not ctx.is_set("moe_expert_capacity_factor") or is_on(ctx, pad) or has_unread_args(ctx):
+        return None
+    key = "moe_expert_capacity_factor"
+    return Problem("CUDA graphs of experts need --moe-pad-expert-input-to-capacity", (format_flag(pad, True),), key=key)
+
+
 def te_loss(ctx: RuleContext) -> Problem | None:
     if not is_on(ctx, "cross_entropy_loss_fusion") or get_text(ctx, "cross_entropy_fusion_impl") != "te":
         return None

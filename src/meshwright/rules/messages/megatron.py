@@ -105,6 +105,7 @@ TABLE: Table = {
         "cuda_graph_modules must not contain both moe and moe_router.": "graphs.experts-or-router",
         "moe_preprocess cuda graph is only supported with moe_router cuda graph.": "graphs.preprocess-needs-router",
         "moe cuda graph is only supported with drop-padding MoE.": "graphs.experts-need-capacity",
+        "moe recompute is not supported with moe_router CUDA graph with: ": "graphs.router-recompute",
         "moe cuda graph is only supported for MoE.": "graphs.modules-of-the-model",
         "mlp cuda graph is only supported for dense layers, but not found in the model.": (
             "graphs.modules-of-the-model"
@@ -163,6 +164,10 @@ TABLE: Table = {
     "NVIDIA/Megatron-LM megatron/core/transformer/transformer_layer.py": {
         "CUDA graph accepts only Tensor inputs. inference_context and packed_seq_params are excluded from input "
         "list.": "graphs.packing"
+    },
+    "NVIDIA/Megatron-LM megatron/core/transformer/cuda_graph_config.py": {
+        "moe cuda graph is only supported with drop-padding MoE or transformer_engine sync-free HybridEP with rank "
+        "capacity and paged stash.": "graphs.experts-need-capacity",
     },
     "NVIDIA/Megatron-LM megatron/core/transformer/cuda_graphs.py": {
         "RNG tracker does not support cudagraphs!": "graphs.random-states",
