@@ -150,10 +150,7 @@ def test_graphs_of_whole_layers_with_dropless_experts_are_refused(meshwright: An
     [
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess", ""),
         ("--cuda-graph-impl local --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity", ""),
-        (
-            "--cuda-graph-impl local --moe-expert-capacity-factor 1.0",
-            "megatron-lm.graphs-of-unpadded-experts",
-        ),
+        ("--cuda-graph-impl local --moe-expert-capacity-factor 1.0", "megatron-lm.graphs-of-unpadded-experts"),
         (
             "--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router --recompute-granularity selective "
             "--recompute-modules moe",

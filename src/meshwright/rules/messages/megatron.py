@@ -167,7 +167,7 @@ TABLE: Table = {
     },
     "NVIDIA/Megatron-LM megatron/core/transformer/cuda_graph_config.py": {
         "moe cuda graph is only supported with drop-padding MoE or transformer_engine sync-free HybridEP with rank "
-        "capacity and paged stash.": "graphs.experts-need-capacity",
+        "capacity and paged stash.": "graphs.experts-need-capacity"
     },
     "NVIDIA/Megatron-LM megatron/core/transformer/cuda_graphs.py": {
         "RNG tracker does not support cudagraphs!": "graphs.random-states",
