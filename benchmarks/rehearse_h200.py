@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "benchmarks")]
 RESULTS = ROOT / "benchmarks" / "results" / "rehearse_h200.json"
 STEPS = 12
-RANK_STEPS = 4
+RANK_STEPS = 3
 RANKS_S = 150.0
 COMPILED = ("kernels.compile=true",)
 PLAIN = (
@@ -78,7 +78,7 @@ class Ranks:
     def words(self) -> list[str]:
         batch = 3 * self.world  # three micro batches on every rank, or more with tp
         shared = ("layout.micro_batch_size=1", f"train.global_batch_size={batch}", "layout.recompute=none")
-        shared += ("architecture.layers=8",)  # gloo moves about 1 GB/s
+        shared += (f"architecture.layers={16 // self.world}",)  # gloo moves about 1 GB/s
         changed = {word.partition("=")[0] for word in self.overrides}
         plain = [word for word in PLAIN if word.partition("=")[0] not in changed]
         return [self.recipe, *plain, "data.seq_length=2048", *shared, "kernels.compile=false", *self.overrides]
@@ -260,13 +260,16 @@ def dry_run_gib(job: Cluster) -> float | None:
 # --- ranks that share the GPU --------------------------------------------------------------------------------------
 
 
-def measured_gloo(job: Ranks, device: str, calls: list[Any]) -> list[dict[str, Any]]:
+def measured_gloo(job: Ranks, device: str, tried: Any) -> list[dict[str, Any]]:
     """Time gloo in a fresh process: ranks that use the GPU can be forked only from one that never asked for it."""
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    listed = [(number, (what.kind, what.size, what.ranks) if what else None) for number, what in calls]
+    calls = [(number, (what.kind, what.size, what.ranks) if what else None) for number, what in tried.calls]
+    started = sum(what is not None for _, what in calls)
+    gap_s = tried.variants["all"].step_s / max(started, 1)  # compute of a step, with a network that takes no time
+    program = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/gloo_times.py")]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/gloo_times.py"), str(job.world), job.dtype, device],
-        input=json.dumps(listed), capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False,
+        [*program, str(job.world), job.dtype, device, str(gap_s)],
+        input=json.dumps(calls), capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"gloo was not timed: {done.stderr[-2000:]}")
@@ -316,8 +319,8 @@ class RanksPlan:
         return plan, plan.task((0, (0,)), None)
 
 
-def recorded_calls(jobs: list[Ranks], smoke: bool) -> dict[str, list[Any]]:
-    """Return the collectives of a step of every job; their times do not matter, so that all jobs run at once."""
+def trials(jobs: list[Ranks], smoke: bool) -> dict[str, Any]:
+    """Run a step of every job with a network that takes no time, for its collectives and about its compute."""
     from meshwright.dryrun.ranks import run_parallel
     from meshwright.rehearsal.rank import rehearse_rank
 
@@ -326,10 +329,10 @@ def recorded_calls(jobs: list[Ranks], smoke: bool) -> dict[str, list[Any]]:
     tasks = [replace(RanksPlan(job, smoke).task(FREE)[1], fixed_steps=1) for job in jobs]
     at_once = 1 if smoke else len(jobs)
     found = run_parallel(rehearse_rank, tasks, at_once, lambda _: None, lambda _: "a rank", children="spawn")
-    return {job.name: one.calls for job, one in zip(jobs, found, strict=True)}
+    return {job.name: one for job, one in zip(jobs, found, strict=True)}
 
 
-def ranks(job: Ranks, smoke: bool, calls: list[Any]) -> dict[str, Any]:
+def ranks(job: Ranks, smoke: bool, tried: Any) -> dict[str, Any]:
     """Measure ranks that share the GPU over gloo, then rehearse the same ranks side by side."""
     from meshwright.dryrun.ranks import run_parallel
     from meshwright.rehearsal.peers import Peers
@@ -341,7 +344,7 @@ def ranks(job: Ranks, smoke: bool, calls: list[Any]) -> dict[str, Any]:
     measured = command(["bench", *setup.words, f"train.steps={RANK_STEPS + 2}", *more], RANKS_S)
     if "error" in measured:
         return failed(row, measured, "bench")
-    points = measured_gloo(job, setup.device, calls)
+    points = measured_gloo(job, setup.device, tried)
     plan, task = setup.task(points)
     peers = Peers(mp.get_context("spawn"), job.world, RANKS_S)
     tasks = [replace(task, fixed_steps=RANK_STEPS, peers=peers.at(place)) for place in range(job.world)]
@@ -356,6 +359,7 @@ def ranks(job: Ranks, smoke: bool, calls: list[Any]) -> dict[str, Any]:
         **row,
         "measured_s": measured["step_s"],
         "rehearsed_s": max(one.step_s for one in times),
+        "trial_s": tried.variants["all"].step_s,
         "by_rank_s": [one.step_s for one in times],
         "collectives": {f"{axis} {kind}": list(values) for (axis, kind), values in totals.items()},
         "measured_parts_s": measured["step_parts_s"],
@@ -403,14 +407,14 @@ def main() -> int:
     wanted = [one for one in ROWS if not asked.only or any(word in one.name for word in asked.only)]
     waiting = [one for one in wanted if one.name not in kept or "error" in kept[one.name]]
     shared = [one for one in waiting if isinstance(one, Ranks) and not asked.memory]
-    calls = recorded_calls(shared, asked.smoke)
+    tried = trials(shared, asked.smoke)
     for job in [] if asked.memory else waiting:
         if end - time.monotonic() < job.seconds and not asked.smoke:
             print(f"{job.name:<46} no time left", flush=True)
             continue
         start = time.monotonic()
         try:
-            run = {Single: single, Cluster: cluster, Ranks: partial(ranks, calls=calls.get(job.name))}[type(job)]
+            run = {Single: single, Cluster: cluster, Ranks: partial(ranks, tried=tried.get(job.name))}[type(job)]
             row = run(job, asked.smoke)  # type: ignore[operator]
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

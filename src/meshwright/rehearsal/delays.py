@@ -228,9 +228,8 @@ class HostDelays:
         """Take some seconds from the time at which the devices of all members have the data."""
         if ready is not None:
             ready.synchronize()
-        if self.peers is not None:
-            self.peers.meet(lane, number, ranks)
-        yield_until(time.perf_counter() + seconds)
+        start = time.perf_counter() if self.peers is None else self.peers.meet(lane, number, ranks)
+        yield_until(start + seconds)
 
 
 class _Lane:

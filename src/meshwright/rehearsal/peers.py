@@ -12,6 +12,7 @@ from typing import Any
 
 POLL_S = 2e-5
 LANES = 64  # process groups, and directions of sends
+KEPT = 64  # arrivals of a rank on a lane whose times are kept: more than it can be ahead of another
 TIMEOUT_S = 300.0
 
 
@@ -31,6 +32,7 @@ class Peers:
         self.world, self.place, self.timeout_s = world, 0, timeout_s
         self.barrier = context.Barrier(world, timeout=timeout_s)
         self.arrivals = context.RawArray("q", LANES * world)  # each entry is written by one rank only
+        self.times = context.RawArray("d", LANES * world * KEPT)  # by the clock that all processes share
 
     def at(self, place: int) -> Peers:
         """Return the same ranks as seen from one of them."""
@@ -38,15 +40,19 @@ class Peers:
         found.__dict__.update(self.__dict__, place=place)
         return found
 
-    def meet(self, lane: int, number: int, members: Sequence[int]) -> None:
-        """Wait until every member of the group has arrived at its collective of this number on a lane."""
+    def meet(self, lane: int, number: int, members: Sequence[int]) -> float:
+        """Wait until every member of the group has arrived at its collective of this number on a lane.
+
+        Return when the last of them arrived, by the performance counter: waiting processes notice it later.
+        """
         if lane >= LANES:
             raise RuntimeError(f"a rank has more than {LANES} process groups")
-        row = lane * self.world
+        row, end_s = lane * self.world, time.monotonic() + self.timeout_s
+        self.times[(row + self.place) * KEPT + number % KEPT] = time.perf_counter()
         self.arrivals[row + self.place] += 1
-        others = [row + one for one in group_of(self.place, members)]
-        end_s = time.monotonic() + self.timeout_s
-        while min(self.arrivals[one] for one in others) <= number:
+        group = [row + one for one in group_of(self.place, members)]
+        while min(self.arrivals[one] for one in group) <= number:
             if time.monotonic() > end_s:
                 raise RuntimeError(f"a rank that shares the device did not arrive within {self.timeout_s:.0f} s")
             time.sleep(POLL_S)
+        return max(self.times[one * KEPT + number % KEPT] for one in group)
