@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy_report.py [--csv FILE] [--left-out]
 
---left-out also refits without each source in turn (about two minutes); otherwise the previous figures are kept.
+--left-out also refits without each source in turn, and calibrates it with five of its runs (two minutes of one core);
+otherwise the previous figures are kept.
 """
 
 from __future__ import annotations
@@ -21,23 +22,12 @@ from typing import Any
 import msgspec
 import numpy as np
 from choice import summary, sweeps
-from fit_costs import (
-    Array,
-    Data,
-    calibration_with,
-    derivatives,
-    family,
-    get,
-    left_out,
-    load,
-    log_error,
-    parameters,
-    usable_rows,
-)
+from fit_costs import Array, Data, LinearFit, family, left_out, linear_fit, usable_rows
+from five_runs import RESULT as FIVE_RUNS
+from five_runs import measure as measure_five_runs
 from numpy.typing import NDArray
 
 from meshwright.costs.accuracy import ALL_TIERS, TIME_TIERS, Errors, compare, layout_pairs, to_dict, weighted_quantile
-from meshwright.costs.calibration import PROFILES, read_tables
 from meshwright.costs.estimate import estimate
 from meshwright.costs.measurements import BY_TFLOPS, CONTRADICTION, Measurement, read
 from meshwright.costs.open_knobs import knob_ranges
@@ -50,7 +40,6 @@ PUBLISHED = HERE / "data" / "published_runs.csv"  # well-known runs that are in 
 KNOWN = HERE / "data" / "known_runs.csv"  # the well-known runs, by row id of any table
 OTHERS = HERE / "data" / "measurements_2.csv"  # in no fit, so that its sources stay unseen
 ADDED = HERE / "data" / "measurements_added.csv"  # sources that this project collected itself; in no fit either
-FIVE_RUNS = HERE / "results" / "five_runs.json"  # written by five_runs.py
 SWEEPS = ("vtrain_ground_truth_single", "aleph_alpha_layouts")  # half of all rows: not counted among the pairs
 DRY_RUNS = HERE / "data" / "dryrun.csv"  # written by dryrun_rows.py; our own engine, not used in any fit
 REPEATS = 5  # estimates of one case
@@ -80,22 +69,18 @@ GOALS = {
 }
 
 
-def unseen(path: Path) -> dict[str, Any]:
+def unseen(path: Path, fit: LinearFit) -> dict[str, Any]:
     """Return the errors of every source, and of every family of sources, when left out of the fit."""
-    data, tables, fitted = load(path), read_tables(PROFILES), parameters()
-    theta = np.log([np.clip(get(tables, p), p.low, p.high) for p in fitted])
-    error = log_error(data, calibration_with(tables, fitted, theta))
-    slope = derivatives(data, tables, fitted, theta, error)
-    by_source = left_out(data, tables, fitted, theta, error, slope)
-    families = replace(data, source=tuple(map(family, data.source)))
-    by_family = left_out(families, tables, fitted, theta, error, slope)
+    data, rest = fit.data, (fit.tables, fit.fitted, fit.theta, fit.error, fit.slope)
+    by_source = left_out(data, *rest)
+    by_family = left_out(replace(data, source=tuple(map(family, data.source))), *rest)
     bands = np.array([step_band(row.case) for row in usable_rows(path) if row.case]) / 100
     inside = np.expm1(np.abs(by_source)) <= bands
     kinds = np.array(data.training_type)
     return {
         **_quantiles(by_source, data),
         "family": _quantiles(by_family, data),
-        "parameters": len(fitted),
+        "parameters": len(fit.fitted),
         "inside_band_pct": round(100 * float(np.average(inside, weights=data.weight)), 1),
         "kinds": {
             kind: {
@@ -272,6 +257,8 @@ def left_out_rows(rows: list[Measurement]) -> dict[str, dict[str, int]]:
 def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
     """Return all figures of the report."""
     rows, others, added = read(path), read(OTHERS), read(ADDED)
+    fit = linear_fit(path) if refit else None
+    five = measure_five_runs(usable_rows(path), fit.without) if fit else json.loads(FIVE_RUNS.read_text())
     report, dry = to_dict(compare(rows)), dry_runs()
     report["memory"]["by_source"] = dict(sorted({**report["memory"]["by_source"], **dry["by_source"]}.items()))
     return {
@@ -283,12 +270,12 @@ def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
         "not_fitted": not_fitted(rows, others, added),
         "known_runs": known_runs([*rows, *others, *read(PUBLISHED)]),
         "left_out_rows": left_out_rows([*rows, *others, *added]),
-        "left_out": unseen(path) if refit else old.get("left_out"),
+        "left_out": unseen(path, fit) if fit else old.get("left_out"),
         "inside_band_pct": inside_band(rows),
         "choice": summary(sweeps(rows)),
         "pairs": ordered_pairs([row for row in rows if row.source not in SWEEPS]),
         "open_knobs": [msgspec.structs.asdict(knob) for knob in knob_ranges([*rows, *others, *added])],
-        "five_runs_pct": json.loads(FIVE_RUNS.read_text())["after_pct"],
+        "five_runs_pct": five["after_pct"],
         "estimate_ms": milliseconds(rows),
     }
 

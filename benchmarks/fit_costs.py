@@ -261,6 +261,33 @@ def fit(data: Data, tables: dict[str, Any], fitted: list[Parameter], rounds: int
     return theta, error, slope
 
 
+@dataclass(frozen=True)
+class LinearFit:
+    """The shipped parameters, their errors and derivatives: what a fit without some sources starts from."""
+
+    data: Data
+    tables: dict[str, Any]
+    fitted: list[Parameter]
+    theta: Array
+    error: Array
+    slope: Array
+
+    def without(self, source: str) -> Calibration:
+        """Return the calibration that is fitted to all other sources."""
+        weight = np.where(np.array(self.data.source) == source, 0.0, self.data.weight)
+        return calibration_with(
+            self.tables, self.fitted, solve(self.error, self.slope, weight, self.theta, self.fitted)
+        )
+
+
+def linear_fit(path: Path) -> LinearFit:
+    """Load the rows, and return the shipped parameters with their errors and derivatives."""
+    data, tables, fitted = load(path), read_tables(PROFILES), parameters()
+    theta = np.log([np.clip(get(tables, p), p.low, p.high) for p in fitted])
+    error = log_error(data, calibration_with(tables, fitted, theta))
+    return LinearFit(data, tables, fitted, theta, error, derivatives(data, tables, fitted, theta, error))
+
+
 def left_out(
     data: Data, tables: dict[str, Any], fitted: list[Parameter], theta: Array, error: Array, slope: Array
 ) -> Array:

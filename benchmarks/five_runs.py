@@ -4,7 +4,8 @@
 
 Every source is left out of the fit in turn, as in fit_costs.py. Five of its runs on one GPU type are drawn at random,
 `meshwright calibrate` fits a speed to them, and the others are predicted with it. Sources with fewer than eight runs on
-a GPU type are left out. Every source has equal weight. Writes results/five_runs.json.
+a GPU type are left out. Every source has equal weight. Writes results/five_runs.json, as accuracy_report.py --left-out
+does.
 """
 
 from __future__ import annotations
@@ -12,44 +13,28 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fit_costs import PROFILES, Data, calibration_with, derivatives, get, load, log_error, parameters, solve
+from fit_costs import linear_fit, usable_rows
 
-from meshwright.costs.accuracy import TIME_TIERS
 from meshwright.costs.calibrate import best_clock, clock_ratios, clocks_tried
-from meshwright.costs.calibration import Calibration, read_tables
-from meshwright.costs.measurements import BY_TFLOPS, Measurement, read
+from meshwright.costs.calibration import Calibration
+from meshwright.costs.measurements import Measurement
 
 RUNS, LEAST, DRAWS, SEED = 5, 8, 40, 17
 RESULT = Path(__file__).parent / "results" / "five_runs.json"
 
 
-def timed(path: Path) -> list[Measurement]:
-    """Return the rows that fit_costs.load uses, in its order."""
-    found = [r for r in read(path) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
-    return [r for r in found if r.timed_by != BY_TFLOPS]
+def five_runs(rows: list[Measurement], without: Callable[[str], Calibration]) -> dict[str, dict[str, float]]:
+    """Return the median errors of a source's runs in per cent, without and with five of its runs, by source and GPU.
 
-
-def without_source(path: Path) -> dict[str, Calibration]:
-    """Return the calibration that is fitted without each source, by source."""
-    data, tables, fitted = load(path), read_tables(PROFILES), parameters()
-    theta = np.log([np.clip(get(tables, p), p.low, p.high) for p in fitted])
-    error = log_error(data, calibration_with(tables, fitted, theta))
-    slope = derivatives(data, tables, fitted, theta, error)
-    return {name: calibration_with(tables, fitted, _solved(data, name, error, slope, theta)) for name in {*data.source}}
-
-
-def _solved(data: Data, name: str, error: np.ndarray, slope: np.ndarray, theta: np.ndarray) -> np.ndarray:
-    weight = np.where(np.array(data.source) == name, 0.0, data.weight)
-    return solve(error, slope, weight, theta, parameters())
-
-
-def five_runs(rows: list[Measurement], calibrations: dict[str, Calibration]) -> dict[str, dict[str, float]]:
-    """Return the median errors of a source's runs in per cent, without and with five of its runs, by source and GPU."""
+    `without` returns the calibration that is fitted to all other sources.
+    """
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     for row in rows:
         groups[row.source, row.gpu].append(row)
@@ -58,7 +43,7 @@ def five_runs(rows: list[Measurement], calibrations: dict[str, Calibration]) -> 
     for (source, gpu), some in sorted(groups.items()):
         if len(some) < LEAST or some[0].case is None:
             continue
-        base, name = calibrations[source], some[0].case.cluster.gpu.name
+        base, name = without(source), some[0].case.cluster.gpu.name
         clock = float(base.gpus[some[0].case.cluster.gpu.arch].clock.get(name, 1.0))
         before = np.abs(clock_ratios(some, name, np.array([clock]), base) - 1)[0]
         clocks = clocks_tried()
@@ -76,19 +61,27 @@ def five_runs(rows: list[Measurement], calibrations: dict[str, Calibration]) -> 
     return found
 
 
-def main() -> None:
-    """Measure, print and write the figures."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data" / "measurements.csv"
-    found = five_runs(timed(path), without_source(path))
+def measure(rows: list[Measurement], without: Callable[[str], Calibration]) -> dict[str, Any]:
+    """Measure and write the figures."""
+    found = five_runs(rows, without)
     medians = {
         name: round(float(np.median([one[name] for one in found.values()])), 2) for name in ("before_pct", "after_pct")
     }
-    for name, one in found.items():
+    figures = {"runs_used": RUNS, **medians, "sources": found}
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    return figures
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data" / "measurements.csv"
+    found = measure(usable_rows(path), linear_fit(path).without)
+    for name, one in found["sources"].items():
         print(f"{name:60s} {one['runs']:4.0f} runs   {one['before_pct']:6.1f} % -> {one['after_pct']:6.1f} %")
     print(
-        f"median of {len(found)} sources: {medians['before_pct']} % before, {medians['after_pct']} % after {RUNS} runs"
+        f"median of {len(found['sources'])} sources: {found['before_pct']} % before, {found['after_pct']} % after"
+        f" {RUNS} runs"
     )
-    RESULT.write_text(json.dumps({"runs_used": RUNS, **medians, "sources": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
