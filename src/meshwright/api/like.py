@@ -51,7 +51,8 @@ def _calibrating(run: str, question: Question) -> tuple[str, ...]:
 def _measured(path: Path, question: Question, job: Job | None) -> tuple[list[Measurement], str]:
     """Return what the runs of a path measured, and what is assumed about them, as the end of their name."""
     if is_table(path):
-        return read_with_notes(path)[0], ""
+        rows, notes = read_with_notes(path)
+        return rows, "".join(f"; {note}" for note in notes)
     if path.is_dir() and any(path.rglob(METRICS)):
         return runs_in(path)[0], ""
     run = doctor.read(path)

@@ -56,6 +56,7 @@ from meshwright.errors import InputError, MeshwrightError, closest
 from meshwright.models import MLA, ModelSpec
 from meshwright.models.spec import is_scan
 from meshwright.recipes import index
+from meshwright.recipes.capabilities import V_SHAPED
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import GOALS, Recipe
 
@@ -128,7 +129,31 @@ def read_with_notes(path: str | Path) -> tuple[list[Measurement], list[str]]:
     rows, notes = parse(header, cells, str(path))
     if not rows:
         raise _no_rows(path)
-    return [_own_measurement(row, Path(path)) for row in rows], notes
+    usable, contradictions = [], []
+    for row in rows:
+        if (contradiction := _rate_contradiction(row)) is not None:
+            contradictions.append(contradiction)
+        else:
+            usable.append(_own_measurement(row, Path(path)))
+    if not usable:  # nothing is left to compare
+        raise InputError("; ".join(contradictions), field="file", value=str(path), fix=("correct the rows",))
+    return usable, [*notes, *(f"left out: {contradiction}" for contradiction in contradictions)]
+
+
+def _rate_contradiction(row: Row) -> str | None:
+    """Return what is wrong with a row of your own runs whose tokens/s and step time contradict each other."""
+    if row.case is not None:
+        samples, length, world = row.case.global_batch_size, row.case.seq_length, int(row.case.cluster.world)
+    else:
+        samples, length, world = (as_int(row.wide, name, 0) for name in ("gbs", "seq_len", "n_gpus"))
+    if not _rates_differ(row.wide, float(samples * length), world):
+        return None
+    rate, step = number(row.wide, "tokens_per_s_per_gpu"), number(row.wide, "step_time_s")
+    return (
+        f"row {row.wide['row_id']} (line {row.line}), {row.wide['model']}: {RATES}: {samples} samples of {length:,} tokens"
+        f" on {world} GPUs at {rate:g} tokens_per_s_per_gpu take {samples * length / (world * rate):.3g} s, but"
+        f" step_time_s is {step:g}"
+    )
 
 
 def _text(path: Path) -> str:
@@ -153,9 +178,6 @@ def _own_measurement(row: Row, path: Path) -> Measurement:
     wide = {**row.wide, "source": row.wide["source"] or path.stem}
     where = f"row {wide['row_id']} (line {row.line}) of {path}"
     if row.case is not None:
-        tokens = float(row.case.global_batch_size * row.case.seq_length)
-        if _rates_differ(wide, tokens, int(row.case.cluster.world)):
-            raise InputError(RATES, field=where, value=wide["model"], fix=("correct or delete the row",))
         return of_case(row.case, wide)
     found = _measured(wide, int(wide["row_id"]) - 1)
     if found.case is None:
@@ -402,6 +424,9 @@ def _layout(
     tp, pp, vp, cp, ep = (max(as_int(row, name), 1) for name in ("tp", "pp", "vp", "cp", "ep"))
     world, strategy, chunk = place.world, strategy_of(row, place.world), values.pop("chunk_layers", 0)
     vp = vp if row.get("vp") else usual_vp(row.get("notes", ""), model.num_layers, pp, chunk)
+    schedule = schedule_of(row.get("notes", ""), vp)
+    if schedule in V_SHAPED and pp > 1:
+        vp = 2  # a rank has the two ends of the V: one chunk on the way down, one on the way up
     ranks = tp * pp * cp * (ep if entry.engine == "kempnerforge" else 1)
     if ranks > world or world % ranks:
         raise _UnusableError("tp x pp x cp does not divide the GPUs")
@@ -421,7 +446,7 @@ def _layout(
     return {
         "tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "etp": etp, "sp": sp, "strategy": strategy, "world": world,
         "nvlink_domain": place.nvlink_domain, "micro_batch_size": micro, "global_batch_size": batch,
-        "seq_length": as_int(row, "seq_len"), "pp_schedule": schedule_of(row.get("notes", ""), vp),
+        "seq_length": as_int(row, "seq_len"), "pp_schedule": schedule,
         "stage_layers": given,
         "dp_shard": group, "dp_replicate": dp // group, "embedding_as_layer": ends[0], "head_as_layer": ends[1],
         "tp_comm_overlap": bool(values.get("tp_comm_overlap", False)) and not model.moe,

@@ -86,7 +86,8 @@ def usual_vp(notes: str, layers: int, pp: int, chunk: int) -> int:
     size = chunk or (USUAL_CHUNK if _INTERLEAVED.search(notes) else 0)
     if pp == 1 or not size:
         return 1
-    return next((count // (pp * size) for count in (layers, layers + 2) if count % (pp * size) == 0), 1)
+    tried = ((count, one) for one in (size, size - 1) if one for count in (layers, layers + 2))
+    return next((count // (pp * one) for count, one in tried if count % (pp * one) == 0), 1)
 
 
 def usual_etp(default: str, model: ModelSpec, tp: int) -> int:
