@@ -32,6 +32,7 @@ from meshwright.costs.estimate import estimate
 from meshwright.costs.measurements import BY_TFLOPS, CONTRADICTION, Measurement, read
 from meshwright.costs.open_knobs import knob_ranges
 from meshwright.costs.uncertainty import step_band
+from meshwright.planner.goodput import goodput
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "accuracy.md"
@@ -41,6 +42,8 @@ KNOWN = HERE / "data" / "known_runs.csv"  # the well-known runs, by row id of an
 OTHERS = HERE / "data" / "measurements_2.csv"  # in no fit, so that its sources stay unseen
 ADDED = HERE / "data" / "measurements_added.csv"  # sources that this project collected itself; in no fit either
 SWEEPS = ("vtrain_ground_truth_single", "aleph_alpha_layouts")  # half of all rows: not counted among the pairs
+GOODPUT = HERE / "data" / "goodput_runs.csv"  # published shares of time that runs trained
+GOODPUT_STATE_GB = 405 * 12  # the sources do not give the size of every model; 1,000 B parameters change up to 2 points
 DRY_RUNS = HERE / "data" / "dryrun.csv"  # written by dryrun_rows.py; our own engine, not used in any fit
 REPEATS = 5  # estimates of one case
 GOALS = {
@@ -233,6 +236,27 @@ def known_runs(rows: list[Measurement]) -> list[dict[str, Any]]:
     return found
 
 
+def goodput_runs() -> list[dict[str, Any]]:
+    """Compare the share of time that published runs trained, with a state of 12 bytes for each of 405 B parameters."""
+    found = []
+    with GOODPUT.open(encoding="utf-8", newline="") as file:
+        for run in csv.DictReader(file):
+            count, restart_s = int(run["gpus"]), float(run["restart_s"]) if run["restart_s"] else None
+            one = goodput(count, GOODPUT_STATE_GB / count, restart_s=restart_s, replicas=int(run["replicas"]))
+            found.append(
+                {
+                    "run": run["run"],
+                    "reference": run["reference"],
+                    "gpus": count,
+                    "published_pct": round(100 * float(run["share"]), 1),
+                    "predicted_pct": round(100 * one.share, 1),
+                    "failures": int(run["failures"]) if run["failures"] else None,
+                    "failures_predicted": round(one.failures_per_day * float(run["days"])) if run["days"] else None,
+                }
+            )
+    return found
+
+
 def _figures(errors: Errors) -> dict[str, float]:
     """Return rows, median, 90th percentile and bias, every source counting the same."""
     bias = weighted_quantile(errors.error, errors.weight, 0.5)
@@ -269,6 +293,7 @@ def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
         "dry_run": dry,
         "not_fitted": not_fitted(rows, others, added),
         "known_runs": known_runs([*rows, *others, *read(PUBLISHED)]),
+        "goodput": goodput_runs(),
         "left_out_rows": left_out_rows([*rows, *others, *added]),
         "left_out": unseen(path, fit) if fit else old.get("left_out"),
         "inside_band_pct": inside_band(rows),
@@ -323,6 +348,7 @@ def page(found: dict[str, Any]) -> str:
     lines += ["", *_open_knob_lines(found["open_knobs"])]
     lines += ["", *_not_fitted_lines(found["not_fitted"])]
     lines += ["", *_known_lines(found["known_runs"])]
+    lines += ["", *_goodput_lines(found["goodput"])]
     dry = found["dry_run"]
     lines += [
         "",
@@ -402,6 +428,27 @@ def _known_lines(found: list[dict[str, Any]]) -> list[str]:
         lines.append(
             f"| {one['title']} | {one['gpus']} | {one['measured_s']:.3g} s | {one['predicted_s']:.3g} s |"
             f" {error:+.1f} % | ±{one['band_pct']:.0f} % | {'yes' if one['fitted'] else 'no'} | {one['reference']} |"
+        )
+    return lines
+
+
+def _goodput_lines(found: list[dict[str, Any]]) -> list[str]:
+    """Return the section on the share of time that runs train."""
+    lines = [
+        "## Goodput of published runs",
+        "",
+        "Share of the time that a run trains, after failures, restarts and checkpoints (`planner/goodput.py`). The"
+        " failure rate is that of Llama 3; restarts and replicas as the source states them.",
+        "",
+        "| run | GPUs | published | estimate | failures, published | estimate | source |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in found:
+        counts = (one["failures"], one["failures_predicted"])
+        failures = " | ".join("" if count is None else str(count) for count in counts)
+        lines.append(
+            f"| {one['run']} | {one['gpus']:,} | {one['published_pct']} % | {one['predicted_pct']} % | {failures} |"
+            f" {one['reference']} |"
         )
     return lines
 

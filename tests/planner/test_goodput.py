@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -22,19 +24,20 @@ class Published(NamedTuple):
     name: str
     gpus: int
     share: float  # effective training time
-    failures: float | None = None
-    days: float = 0.0
-    restart_s: float | None = None
-    replicas: int = 1
+    failures: float | None
+    days: float
+    restart_s: float | None
+    replicas: int
 
 
-PUBLISHED = [
-    Published("Llama 3 405B (more than 90 %)", 16_384, 0.92, 419, 54),
-    Published("ByteRobust, 2025", 9_600, 0.97),
-    Published("Meta, synchronous, 10-minute stalls", 100_000, 0.44, restart_s=600),
-    Published("Meta, FT-HSDP, 3-minute stalls", 100_000, 0.80, replicas=16),
-    Published("63 nodes of B200, median retry 11 minutes", 504, 1 - 10 * 11 / (55 * 1440), 10, 55, restart_s=660),
-]
+def _published(row: dict[str, str]) -> Published:
+    failures, restart_s = (float(row[name]) if row[name] else None for name in ("failures", "restart_s"))
+    days, replicas = float(row["days"] or 0), int(row["replicas"])
+    return Published(row["run"], int(row["gpus"]), float(row["share"]), failures, days, restart_s, replicas)
+
+
+with (Path(__file__).parents[2] / "benchmarks/data/goodput_runs.csv").open(encoding="utf-8", newline="") as file:
+    PUBLISHED = [_published(row) for row in csv.DictReader(file)]
 
 
 @pytest.mark.parametrize("run", PUBLISHED, ids=[run.name for run in PUBLISHED])
