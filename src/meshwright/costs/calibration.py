@@ -32,6 +32,7 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
     attention: dict[
         str, float
     ]  # share of the bf16 peak over the causal half, forward: flash1, flash2, cudnn, flash4, best
+    softmax: dict[str, float] = {}  # matmuls per exponential over those of an A100, by GPU name or "usual"
     block: dict[str, float] = {}  # tokens its kernels waste at the diagonal, where they differ from Shared.block
     hbm: float  # share of the memory bandwidth that memory-bound kernels reach
     link: float  # share of the NVLink (or PCIe) rate that collectives reach

@@ -14,6 +14,7 @@ from meshwright.costs.speeds import Speeds
 from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks, reductions
 from meshwright.costs.vectorize import BYTES, Column, any_of, anywhere, everywhere, larger, pick, smaller, where
 from meshwright.models import MLA, Attention, Layer, MoE
+from meshwright.models.numerics import expert_groups
 from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
 
@@ -95,7 +96,23 @@ def _places(case: Case, moe: MoE, places: Column) -> Column:
     if case.force_balance and case.engine == "automodel":
         each = larger(moe.experts // places, 1)
         return 1 + (moe.topk - np.gcd(moe.topk, np.asarray(each, int))) / each
-    return places * (1 - (1 - 1 / places) ** moe.topk)
+    candidates = _candidates(case, places)
+    return candidates * (1 - (1 - 1 / candidates) ** moe.topk)
+
+
+def _candidates(case: Case, places: Column) -> Column:
+    """Return how many of `places` can have experts of one token: all, unless its router chooses some groups first.
+
+    DeepSeek-V3 takes 4 of 8 groups. A group is on several places, or a place has several groups.
+    """
+    groups, chosen = expert_groups(case.model.name)
+    if chosen >= groups:
+        return places
+    here = larger(groups / places, 1)
+    missed: Column = 1.0  # the probability that no chosen group is at a place
+    for taken in range(chosen):
+        missed = missed * larger(groups - here - taken, 0) / (groups - taken)
+    return larger(places * (1 - missed), 1)
 
 
 def p2p_s(case: Case, speed: Speeds) -> Column:

@@ -18,6 +18,7 @@ from meshwright.recipes.case import Case
 UNFUSED_BIAS = 9.0  # additional widths if experts have biases: adding them, clamping and gating are separate kernels
 EAGER_NORM = 14.0  # additional widths per block of an unfused torch norm: five kernels, most of them in fp32
 WIDE_HEAD = 128
+WIDEST_HEAD = 256  # kernels compute wider heads in parts
 SCANS: dict[type, str] = {Mamba2: "mamba2", GatedDelta: "gated_delta"}
 VISION_SHARE = 0.5  # share of the bf16 peak: vision encoders are small and padded
 
@@ -87,7 +88,7 @@ def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tu
     if case.attention == "eager":
         return _eager_s(case, speed, mixer, count), 2.0
     # Softmax costs the same for narrow heads as for wide ones, and blocks on the diagonal are half wasted.
-    narrow = (1 + speed.shared.head_width / width) / (1 + speed.shared.head_width / 128)
+    narrow = (1 + speed.softmax / min(width, WIDEST_HEAD)) / (1 + speed.softmax / WIDE_HEAD)
     wide = speed.engine.wide_heads if width > WIDE_HEAD else 1.0
     spent = flops * narrow * wide * (1 + speed.block / _span(mixer, case.seq_length)) / speed.core
     return spent, speed.shared.attention_backward

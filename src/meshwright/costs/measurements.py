@@ -150,8 +150,8 @@ def _rate_contradiction(row: Row) -> str | None:
         return None
     rate, step = number(row.wide, "tokens_per_s_per_gpu"), number(row.wide, "step_time_s")
     return (
-        f"row {row.wide['row_id']} (line {row.line}), {row.wide['model']}: {RATES}: {samples} samples of {length:,} tokens"
-        f" on {world} GPUs at {rate:g} tokens_per_s_per_gpu take {samples * length / (world * rate):.3g} s, but"
+        f"row {row.wide['row_id']} (line {row.line}), {row.wide['model']}: {RATES}: {samples} samples of {length:,}"
+        f" tokens on {world} GPUs at {rate:g} tokens_per_s_per_gpu take {samples * length / (world * rate):.3g} s, but"
         f" step_time_s is {step:g}"
     )
 

@@ -60,6 +60,7 @@ class Speeds(msgspec.Struct, frozen=True):
     linear_bf16: float  # in bf16, or in fp16 on a GPU without it
     core: float  # FLOP/s of attention over the causal half, forward
     block: float  # tokens that the attention kernel wastes at the diagonal
+    softmax: float  # head width whose matmuls take as long as the exponentials of the scores
     scan: float
     hbm: float  # bytes/s
     link: float  # bytes/s inside an NVLink domain
@@ -88,6 +89,7 @@ def speeds(case: Case) -> Speeds:
         linear_bf16=peak * clock * share,
         core=peak * chip.attention.get(kernel, chip.attention["best"]) * clock,
         block=chip.block.get(kernel if kernel in chip.attention else "best", profiles.shared.block),
+        softmax=profiles.shared.head_width * chip.softmax.get(gpu.name, chip.softmax.get("usual", 1.0)),
         scan=hbm * profiles.shared.scan * chip.scan,
         hbm=hbm,
         link=gpu.nvlink_gb_s * 1e9 * (chip.pcie if gpu.link == "pcie" and chip.pcie is not None else chip.link),

@@ -44,6 +44,13 @@ def numerics_of(text: str) -> Numerics:
     return from_config(config_named(text) if name is None else _published(name))
 
 
+@cache
+def expert_groups(name: str) -> tuple[int, int]:
+    """Return into how many groups a catalogue model's router divides its experts, and from how many a token chooses."""
+    found = from_config(_published(name))
+    return found.n_group or 1, found.topk_group or 1
+
+
 def from_config(config: dict[str, Any]) -> Numerics:
     """Return the values in a Hugging Face config, in its older keys or in `rope_parameters`."""
     config = {**config, **(config.get("text_config") or {})}
