@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_a_gpu_the_command_offers_the_dry_run(meshwright: Any) -> None:
     done = meshwright("rehearse", RECIPE, "--gpus", "8xH100", "layout.tp=1")
     assert done.code == 2
-    assert "times kernels on a GPU, and this machine has none" in done.err
+    assert "times kernels on an NVIDIA GPU: no GPU found on this machine" in done.err
     assert f"meshwright dryrun {RECIPE} --gpus 8xH100 layout.tp=1" in done.err
 
 
@@ -39,7 +39,7 @@ def test_bad_options_are_refused_before_anything_runs(meshwright: Any) -> None:
     for words, text in (
         (("--device", "cpu"), "8.0 billion parameters; a CPU rehearses at most 0.2 billion"),
         (("--device", "cpu", "--tiny", "--as", "H100"), "these run on a CPU"),
-        (("--device", "cpu", "--tiny", "--trace", "step.txt"), "is a JSON file"),
+        (("--device", "cpu", "--tiny", "--trace", "step.txt"), "must end in .json"),
         (("--device", "cpu", "--tiny", "--out", "no/such/folder.json"), "its folder does not exist"),
         (("--device", "cpu", "--tiny", "--network", "missing.json"), "not a file of measured collectives"),
         (("--device", "tpu"), "cuda"),

@@ -43,6 +43,8 @@ RANKED = 12  # plans among which the alternatives are
 def rehearse(request: requests.Rehearse) -> Rehearsal:
     """Time a recipe's step of every kind of rank on this machine's GPU, with a simulated network."""
     extras.require("rehearse", *extras.ENGINE)
+    if request.alternatives and request.tiny:
+        raise InputError("rehearses layouts of the full model", field="alternatives", fix=("without --tiny",))
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.recipe, request.goal, request.gpus, request.overrides, **options)
     kept, auto = override.split_auto(request.overrides)
@@ -95,22 +97,33 @@ def _device(request: requests.Rehearse) -> Device:
     try:
         here = clusters.cluster("auto")
     except InputError as error:
-        words = ["meshwright", "dryrun", str(request.recipe)]
-        words += ["--gpus", str(request.gpus)] if request.gpus is not None else []
+        cause = error.reason.partition("; ")[0]  # without the advice of commands that take another cluster
         raise InputError(
-            f"rehearse times kernels on a GPU, and this machine has none ({error.reason}); the dry run needs none and "
-            "has memory, FLOPs and collectives of the same step",
+            f"rehearse times kernels on an NVIDIA GPU: {cause}. The dry run needs none and has memory, FLOPs and "
+            "collectives of the same step",
             field="device",
-            fix=(shlex.join([*words, *request.overrides]), "--device cpu --tiny tries the command with a small model"),
+            value=request.device,
+            fix=(_dry_run(request), "--device cpu --tiny tries the command with a small model"),
         ) from None
     return Device("cuda", here.gpu, float(here.gpu.memory_gib))
+
+
+def _dry_run(request: requests.Rehearse) -> str:
+    """Return the command of the dry run of the same step."""
+    words = ["meshwright", "dryrun", str(request.recipe)]
+    for name in ("gpus", "goal", "model", "framework"):
+        value = getattr(request, name)
+        words += [f"--{name}", str(value)] if value is not None else []
+    return shlex.join([*words, *request.overrides])
 
 
 def _check_file(path: str | None, field: str) -> None:
     if path is None:
         return
     if Path(path).suffix != ".json":
-        raise InputError("is a JSON file", field=field, value=path, fix=(f"--{field} {Path(path).stem}.json",))
+        raise InputError(
+            "must end in .json: it is a JSON file", field=field, value=path, fix=(f"--{field} {Path(path).stem}.json",)
+        )
     if not Path(path).expanduser().absolute().parent.is_dir():
         raise InputError("its folder does not exist", field=field, value=path, fix=(f"mkdir -p {Path(path).parent}",))
 
@@ -167,7 +180,7 @@ def _require_small(recipe: Recipe, config: Any, request: requests.Rehearse) -> N
             f"{LARGEST_ON_CPU / 1e9:g} billion",
             field="device",
             value="cpu",
-            fix=("--device cpu --tiny", shlex.join(["meshwright", "dryrun", str(request.recipe)])),
+            fix=("--device cpu --tiny", _dry_run(request)),
         )
 
 
@@ -192,8 +205,6 @@ def _alternatives(
     """Rehearse the best other layouts of the same training, by the planner's order."""
     from meshwright.api.planning import plan
 
-    if request.tiny:
-        raise InputError("rehearses layouts of the full model", field="alternatives", fix=("without --tiny",))
     ranking = plan.handle(plan_requests.Plan(target=recipe, gpus=str(cluster), engine=ENGINES[0], top=RANKED))
     tried: list[Alternative] = []
     for one in ranking.plans:

@@ -218,17 +218,31 @@ def _run_rank(plan: _Plan, kind: tuple[int, tuple[int, ...]], progress: Progress
             return TimedRank(task, ran, plan.micro_batches)
         next_most = (longest if most is None else most) // 2
         if plan.case.is_diffusion or next_most < 1 or plan.task(kind, next_most).kept == task.kept:
-            need = float(costs.memory_by_stage(plan.case)[kind[0]].total)
-            raise InputError(
-                f"a rank does not fit this GPU of {plan.device.memory_gib:.0f} GiB, not even with "
-                f"{max(map(len, task.kept))} of its {longest} layers ({ran.out_of_memory}); all of them need about "
-                f"{need:.0f} GiB",
-                field="layout",
-                value=plan.recipe.name,
-                fix=("layout.recompute=full", "layout.micro_batch_size=1", "a GPU with more memory"),
-            )
+            raise _too_large(plan, kind[0], max(map(len, task.kept)), longest, ran.out_of_memory)
         progress(f"out of memory with {max(map(len, task.kept))} layers: trying {next_most}")
         most = next_most
+
+
+def _too_large(plan: _Plan, rank: int, ran: int, layers: int, message: str) -> InputError:
+    """Return the error of a rank of which not even the fewest layers fit this GPU, with what would fit."""
+    need, layout = float(costs.memory_by_stage(plan.case)[rank].total), plan.layout
+    smaller = {"layout.recompute=full": layout.recompute != "full"}
+    smaller["layout.micro_batch_size=1"] = layout.micro_batch_size > 1
+    doubled = 2 * layout.tp
+    smaller[f"layout.tp={doubled}"] = (
+        doubled <= min(plan.world, 8) and plan.world % (doubled * layout.pp * layout.cp) == 0
+    )
+    return InputError(
+        f"a rank does not fit this GPU of {plan.device.memory_gib:.0f} GiB, not even with {ran} of its {layers} layers "
+        f"({message}); all of them need about {need:.0f} GiB",
+        field="layout",
+        value=plan.recipe.name,
+        fix=(
+            *(change for change, helps in smaller.items() if helps),
+            "a GPU with more memory",
+            f"meshwright dryrun {plan.recipe.name} --gpus {plan.case.cluster} needs no GPU",
+        ),
+    )
 
 
 def _label(task: RankTask) -> str:
