@@ -101,6 +101,7 @@ Our tables of keys are those of one commit of each framework, and a config does 
 - Any other unknown key, class or flag, and a key that a version of the last year removed, may belong to another
   version: a warning that names ours. If the file sets both the old and the new name of a key, no version reads it: an
   error.
+- A file with several old or unknown names is for an older version or a fork: they are warnings, except typing errors.
 - In a checkout of the framework the version is known: what its source defines is accepted, and what it does not is an
   error.
 

@@ -29,6 +29,7 @@ from msgspec import UNSET
 from meshwright import frameworks, models, planner
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
+from meshwright.frameworks import other_versions
 from meshwright.recipes import index, key_maps
 
 EVERY = 5
@@ -44,7 +45,7 @@ class Compared:
 
     config: Config
     theirs: Verdict
-    ours: tuple[str, ...]  # rules with an error finding
+    ours: tuple[str, ...]  # rules by whose findings the version of our tables rejects it
     outcome: str
     why: str = ""  # explains a difference
 
@@ -135,7 +136,7 @@ def _errors(reference: ReferenceParser, config: Config) -> tuple[str, ...]:
         result = frameworks.check(frameworks.framework(reference.framework), content, gpus=config.gpus, model=model)
     except InputError as error:
         return (f"input: {error}",)
-    return tuple(finding.rule for finding in result.findings if finding.severity == "error")
+    return tuple(finding.rule for finding in result.findings if other_versions.is_rejected(finding))
 
 
 def _outcome(reference: ReferenceParser, config: Config, theirs: Verdict, ours: Sequence[str]) -> tuple[str, str]:

@@ -236,6 +236,7 @@ REFERENCE = ReferenceParser(
     prepare=silence,
     detected_later={
         "deepspeed.quoted-value": "a string is compared with a number: TypeError in the first step",
+        "deepspeed.no-type": "DeepSpeed creates no scheduler or optimizer, and the Trainer leaves them to it",
         "deepspeed.gradient-dtype": "rejected when the engine is built",
         "deepspeed.no-nvme-path": "rejected when the first tensor is swapped out",
         "deepspeed.scheduler": "starts, but the learning rate falls instead of rising",

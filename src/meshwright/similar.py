@@ -174,7 +174,8 @@ def _short_form(typed: _Name, known: _Name) -> float | None:
         return LEFT_OUT
     share = len(typed.joined) / max(len(known.joined), 1)
     rest = known.joined[len(typed.joined) :]
-    if rest and known.joined.startswith(typed.joined) and not rest[0].isdigit() and share >= PREFIX_SHARE:
+    start = typed.joined if known.joined.startswith(typed.joined) else typed.joined.removesuffix("s")  # procs
+    if rest and known.joined.startswith(start) and not rest[0].isdigit() and share >= PREFIX_SHARE:
         return LEFT_OUT * max(left_out, 1)
     if share < LEAST_SHARE or left_out <= 0:
         return None

@@ -73,7 +73,8 @@ def without_newer_names(
     root = checkout_root(framework.name, content.folder)
     if root is None:
         return list(findings), []
-    newer = [one for one in findings if _is_defined(framework, root, settings, one)]
+    written = {**content.settings, **settings}  # a front end's settings are those of the Trainer
+    newer = [one for one in findings if _is_defined(framework, root, written, one)]
     if not newer:
         return list(findings), []
     names = ", ".join(dict.fromkeys(one.field for one in newer))

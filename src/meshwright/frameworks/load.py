@@ -10,6 +10,7 @@ from msgspec import structs
 
 from meshwright import config_io, file_access
 from meshwright.errors import InputError
+from meshwright.frameworks.cluster_task import task_script
 from meshwright.frameworks.framework import Content, Format
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes import files
@@ -102,6 +103,11 @@ def content_of(
         return Content(path, text, format, folder, script=script, launches=find_launches(script))
     if format == "python":
         return Content(path, text, format, folder)
+    if format == "yaml" and (run := task_script(text, path)) is not None:
+        from meshwright.frameworks.shell import find_launches, read_script
+
+        script = read_script(run, path, folder)
+        return Content(path, text, "shell", folder, script=script, launches=find_launches(script))
     repeated: list[config_io.RepeatedKey] = []
     found = config_io.parse_leaves(text, format, path, repeated)
     settings = {key: SourcedValue(leaf.value, leaf.line, path, pyyaml=leaf.pyyaml) for key, leaf in found.items()}

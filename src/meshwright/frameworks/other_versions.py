@@ -2,7 +2,8 @@
 
 Our tables are those of one commit, and a file does not name the version that reads it. A name that is like a known
 one is a typing error in every version. Another unknown name belongs to a newer or older version as likely as it is a
-mistake: a warning, unless the file is in a checkout of the framework, whose version is known.
+mistake: a warning, unless the file is in a checkout of the framework, whose version is known. A file with several such
+names is for an older version or a fork, and its removed keys are warnings, however old they are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from meshwright import similar
 from meshwright.frameworks.checkout import checkout_root, our_names
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.types import Settings
@@ -27,12 +29,17 @@ RECENT = ("0.16", "0.17", "0.18", "0.19", "0.20", "2026")
 OLDER_ACCEPT = "older versions accept"  # in the finding of a front end's key
 GROWING = ("model.backend.",)  # AutoModel's kernels and number formats, to which every version adds
 WAS_REMOVED = ": was removed: "  # in the finding of a value that older versions have
+SEVERAL = 2  # old and unknown names from which a file is for an older version or for a fork
+PINNED = frozenset(("third_party", "thirdparty", "3rdparty", "third-party", "submodules", "external", "vendor"))
+"""Folders of a repository with other repositories, each at a commit of its own."""
+MAY_ACCEPT = "another version may accept it"  # in the finding of a name that our version rejects
 WITHOUT_SUGGESTIONS = ("megatron-bridge",)
 """Frameworks most of whose keys are never suggested: an unknown key without a suggestion may be a typing error."""
 _ABSENT = re.compile(r"\b(has no|does not accept|ignores)\b")
 _MEANT = re.compile(
     r"did you mean|use dashes|it is written|already set|is its opposite|that is the default|is a module"
 )
+_SUGGESTED = re.compile(r"did you mean (--?)?([\w.-]+)\?")
 _ALLOWED = re.compile(r"(\[[^\[\]]*\]|\S+): allowed: (.+)$")
 _DIGITS = re.compile(r"\d+")
 
@@ -45,9 +52,18 @@ def with_open_version(
         return list(findings)
     errors = [one for one in findings if one.severity == "error"]
     named = [one for one in errors if _depends(framework, settings, one)]
+    removed = [one for one in errors if one.rule in REMOVED and not _has_new_name(framework, settings, one)]
+    signs = len({one.field for one in (*named, *removed)}) + _starts_a_pinned_copy(content)
+    if (named or removed) and signs >= SEVERAL:
+        named += [one for one in errors if one in removed or _is_of_a_fork(framework, one)]
     if named:  # a file for another version may have its values too
         named += [one for one in errors if one.rule == "value.invalid" and _ALLOWED.search(one.message) and not one.fix]
     return [_as_warning(framework, one) if one in named else one for one in findings]
+
+
+def is_rejected(finding: Finding) -> bool:
+    """Return whether the version of our tables rejects a setting: an error, or a warning that another may accept it."""
+    return finding.severity == "error" or finding.message.endswith(MAY_ACCEPT)
 
 
 def _depends(framework: Framework, settings: Settings, finding: Finding) -> bool:
@@ -87,19 +103,43 @@ def _extends(value: str, known: str) -> bool:
     return value.startswith(f"{known}_") or bool(numbered and _DIGITS.sub("", known) == _DIGITS.sub("", value))
 
 
+def _starts_a_pinned_copy(content: Content) -> bool:
+    """Return whether a command starts a program of a copy of the framework that the repository keeps or links."""
+    return any(PINNED & set(str(one.program.value).lower().split("/")[:-1]) for one in content.launches)
+
+
+def _is_of_a_fork(framework: Framework, finding: Finding) -> bool:
+    """Return whether a name may be one of a fork: it is like a known one by its words, and not by wrong letters."""
+    if finding.rule == "torchtitan.dataset-name":
+        return True
+    if finding.rule not in UNKNOWN or framework.name in WITHOUT_SUGGESTIONS:
+        return False
+    meant = _SUGGESTED.search(finding.message)
+    if meant is None:
+        return not _MEANT.search(finding.message)
+    known = meant[2].replace("-", "_")
+    return (
+        not similar.misspelled(finding.field, [known]) or known.rpartition(".")[2] == finding.field.rpartition(".")[2]
+    )
+
+
+def _has_new_name(framework: Framework, settings: Settings, finding: Finding) -> bool:
+    """Return whether the file also has the new name of a removed key: no version has both."""
+    row = config_keys(framework.key_map).get(finding.field)
+    instead = {word.lstrip("-") for word in row.replacement.replace("=", " ").split()} if row is not None else set()
+    return bool(instead & settings.keys())
+
+
 def _recently_removed(framework: Framework, settings: Settings, finding: Finding) -> bool:
     """Return whether versions in use have a key, and the file has not its new name too."""
     keys = config_keys(framework.key_map)
     row = keys.get(finding.field)
     if row is None:
         return OLDER_ACCEPT in finding.message
-    if not row.until.startswith(RECENT):
-        return False
-    instead = {word.lstrip("-") for word in row.replacement.replace("=", " ").split()}
-    return not instead & settings.keys()  # no version has both names
+    return row.until.startswith(RECENT) and not _has_new_name(framework, settings, finding)
 
 
 def _as_warning(framework: Framework, finding: Finding) -> Finding:
-    hint = f"; that is {framework.title} at {framework.version}: another version may accept it"
+    hint = f"; that is {framework.title} at {framework.version}: {MAY_ACCEPT}"
     message = finding.message if OLDER_ACCEPT in finding.message else f"{finding.message}{hint}"
     return msgspec.structs.replace(finding, severity="warning", message=message)

@@ -10,7 +10,9 @@ from meshwright.errors import unknown
 from meshwright.frameworks.framework import Format, Framework
 
 FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
-    "megatron-lm": {"shell": ("pretrain_", "--num-layers", "--micro-batch-size", "--tensor-model-parallel-size")},
+    "megatron-lm": {
+        "shell": ("pretrain_", "--num-layers", "--micro-batch-size", "model-parallel-size", "model_parallel_size")
+    },
     "megatron-deepspeed": {"shell": ("pretrain_", "--deepspeed", "--micro-batch-size", "--zero-stage")},
     "megatron-bridge": {
         "shell": ("run_recipe", "setup_experiment", "train.sh", "megatron.bridge", "run_script"),

@@ -85,6 +85,12 @@ PARSE_FINDINGS = (
         "a dataset is named by a path that this machine does not have",
     ),
     ParseFinding(
+        "launch.missing-config",
+        "error",
+        "FileNotFoundError at start-up",
+        "a command names a config file that is not in its folder; a warning if the folder is not here either",
+    ),
+    ParseFinding(
         "data.no-validation",
         "warning",
         "the run ends at its start",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
 import msgspec
 
@@ -427,10 +427,45 @@ def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
     if found is None:
         reason = setting.unresolved or "file not found"
         name = str(setting.value)
-        raise InputError(
+        raise MissingConfigError(
             f"the config referenced at {setting.location} cannot be read: {reason}", field="file", value=name
         )
     return open_file(found)
+
+
+MOST_FILES = 1000  # of a folder that are compared with the name of a missing one
+
+
+class MissingConfigError(InputError):
+    """The file that a script references is not on this machine."""
+
+
+def missing_config(content: Content, flag: str, setting: SourcedValue) -> Finding:
+    """Return the finding on a referenced file that is not here: an error if its folder, or a file like it, is."""
+    name = str(setting.value)
+    near = None if setting.unresolved or name.startswith(("/", "~", "..")) else _like_missing(content, PurePath(name))
+    message = f"{flag} {name} was not found and is not checked ({setting.unresolved or 'file not found'})"
+    severity: Literal["error", "warning"] = "warning" if near is None else "error"
+    fix = tuple(f"{flag} {one}" for one in near or ())
+    no_fix = "" if fix else "name a file of this checkout, or add it"
+    key = flag.lstrip("-")
+    return Finding(
+        "launch.missing-config", severity, key, message, fix, file=setting.file, line=setting.line, no_fix=no_fix
+    )
+
+
+def _like_missing(content: Content, name: PurePath) -> list[str] | None:
+    """Return the files that the name of a missing one may mean; None if the job may start in another folder."""
+    commands = content.script.commands if content.script is not None else ()
+    if content.folder is None or any(str(one.words[0].value) in ("cd", "pushd") for one in commands if one.words):
+        return None
+    above = list(content.folder.resolve().parents)[:MAX_PARENTS] if len(name.parts) > 1 else []
+    place = next((one for one in (content.folder, *above) if (one / name.parent).is_dir()), None)
+    if place is None:
+        return None
+    files = (one.name for one in sorted((place / name.parent).glob(f"*{name.suffix}"))[:MOST_FILES])
+    found = [str(name.parent / one) for one in similar.closest(name.name, files)]
+    return found if found or len(name.parts) > 1 else None  # a bare name may be that of a file to be written
 
 
 def _beside(folder: Path, value: str) -> Path | None:

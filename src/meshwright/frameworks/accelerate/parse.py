@@ -22,8 +22,10 @@ from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.trainer import (
     TRL_KEYS,
     Arguments,
+    MissingConfigError,
     command_arguments,
     is_on,
+    missing_config,
     open_referenced_file,
     parse_arguments,
     program_fields,
@@ -148,6 +150,7 @@ def parse(content: Content) -> ParsedConfig:
     given = _given(launch)
     command = command_arguments("accelerate", own, given, content.assigned)
     arguments = dict(command.arguments)
+    missing: tuple[Finding, ...] = ()
     of_file: Settings = {}
     if "config" in arguments and is_trl_script([str(launch.program.value)]):
         launch, arguments, of_file = _with_trl_file(content, launch, arguments)
@@ -164,7 +167,8 @@ def parse(content: Content) -> ParsedConfig:
         alone, trl = launch.launcher == "python", is_trl(arguments, str(launch.program.value))
         settings = dict(_settings_of_trainer(launch.program, arguments, alone, trl))
     else:
-        settings = {**_config_of(content, launch), **dict(_options(launch))}
+        config, missing = _config_of(content, launch)
+        settings = {**config, **dict(_options(launch))}
         if not {"config-file", "config_file"} & launch.launcher_args.keys():  # without a config, one replica per GPU
             settings.setdefault("distributed_type", msgspec.structs.replace(launch.program, value="MULTI_GPU"))
     trl = own is not None and uses_trl(own)
@@ -179,7 +183,7 @@ def parse(content: Content) -> ParsedConfig:
     typed = parse_arguments(launch.args)
     by_trl = script.startswith(TRL) or TRL_SCRIPTS in script  # its table has all of its arguments
     refused = (*refused_arguments("accelerate", typed, own), *(() if by_trl else unknown_arguments(typed, own)))
-    parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused, *command.findings))
+    parsed = msgspec.structs.replace(parsed, findings=(*missing, *parsed.findings, *refused, *command.findings))
     if by_trl:
         theirs = (*_trl_findings({**of_file, **given}), *flags_without_value(launch.args, read_table(TRL_KEYS), "TRL"))
         parsed = msgspec.structs.replace(parsed, findings=(*theirs, *parsed.findings))
@@ -301,14 +305,20 @@ def _of_program(config: Content, program: Content) -> ParsedConfig:
     return msgspec.structs.replace(parsed, files=files, notes=(*parsed.notes, note))
 
 
-def _config_of(content: Content, launch: LaunchCommand) -> Settings:
+def _config_of(content: Content, launch: LaunchCommand) -> tuple[Settings, tuple[Finding, ...]]:
+    """Return the config that a command names; if it is not here, its type is open, and a finding says so."""
     path = launch.launcher_args.get("config-file") or launch.launcher_args.get("config_file")
     if path is None:
-        return {}
+        return {}, ()
     if path.value in TRL_CONFIGS and str(launch.program.value).startswith(TRL):
         found = {"mixed_precision": "bf16", "num_processes": 8, "num_machines": 1, **TRL_CONFIGS[path.value]}
-        return {key: msgspec.structs.replace(path, value=value) for key, value in found.items()}
-    return open_referenced_file(content, path).settings
+        return {key: msgspec.structs.replace(path, value=value) for key, value in found.items()}, ()
+    try:
+        return open_referenced_file(content, path).settings, ()
+    except MissingConfigError:
+        reason = path.unresolved or f"{path.value} was not found"
+        unknown = {"distributed_type": msgspec.structs.replace(path, unresolved=reason)}
+        return unknown, (missing_config(content, "--config_file", path),)
 
 
 def _with_trl_file(

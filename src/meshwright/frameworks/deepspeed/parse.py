@@ -18,8 +18,10 @@ from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
 from meshwright.frameworks.trainer import (
     Arguments,
+    MissingConfigError,
     command_arguments,
     is_on,
+    missing_config,
     open_referenced_file,
     parse_arguments,
     program_fields,
@@ -130,7 +132,12 @@ def parse(content: Content) -> ParsedConfig:
     if launch is None or config is None:
         raise InputError("contains no command with a DeepSpeed config", field="file", value=content.path)
     name, path = config
-    settings = open_referenced_file(content, path).settings
+    missing: tuple[Finding, ...] = ()
+    try:
+        settings = open_referenced_file(content, path).settings
+    except MissingConfigError:
+        missing = (missing_config(content, f"--{name}", path),)
+        settings = _stand_in(path, name == "deepspeed")
     own, given = started_program(content, launch.program), parse_arguments(launch.args)
     command = command_arguments("deepspeed", own, given, content.assigned)
     arguments = {name: path} | dict(command.arguments)  # the config that is named decides, read or not
@@ -146,6 +153,7 @@ def parse(content: Content) -> ParsedConfig:
         program=program,
         env=launch.env,
         findings=(
+            *missing,
             *_disagreements(settings, trainer_arguments),
             *_unused_schedule(settings, trainer_arguments),
             *refused_arguments("deepspeed", given, own),
@@ -156,6 +164,18 @@ def parse(content: Content) -> ParsedConfig:
         ),
         notes=(*parsed.notes, *note),
     )
+
+
+def _stand_in(path: SourcedValue, of_trainer: bool) -> dict[str, SourcedValue]:
+    """Return what is known of a config that is not here: its stage is open, arguments of the Trainer fill in auto."""
+    auto = msgspec.structs.replace(path, value="auto", unresolved="")
+    unknown = msgspec.structs.replace(path, unresolved=path.unresolved or f"{path.value} was not found")
+    dtypes = ("bf16.enabled", "fp16.enabled") if of_trainer else ()
+    return {
+        **dict.fromkeys(BATCH, auto if of_trainer else unknown),
+        **dict.fromkeys(dtypes, auto),
+        "zero_optimization.stage": unknown,
+    }
 
 
 def parse_json(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
-from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, has_both
+from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, VALUES, has_both
 from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.hf_arguments import NO, is_switch
 from meshwright.frameworks.key_table import Key, KeyTable, near_name
@@ -67,6 +67,11 @@ def key_findings(
             fix = (_formatted(right, setting.value, is_command),) if fits else ()
             rule = "key.unknown" if severity == "error" else "key.unused"
             yield Finding(rule, severity, key, f"{one.title} {verb} {shown}{hint}", fix, setting.file, setting.line)
+        elif not setting.unresolved and (older := VALUES.get((table, key, str(setting.value)))):
+            version, now = older
+            message = f"{shown}: {setting.value}: was removed: since version {version} it is {now}; {OLDER_ACCEPT} it"
+            fix = (_formatted(key, now, is_command),)
+            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
         elif not setting.unresolved and (problem := found.problem(setting.value)):
             meant = found.meant(setting.value) if found.choices else ""
             fix = (_formatted(key, meant, is_command),) if meant else ()

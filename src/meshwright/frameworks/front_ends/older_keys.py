@@ -74,6 +74,11 @@ AXOLOTL: Removed = {
 }  # fmt: skip
 """Axolotl's since 0.4."""
 
+VALUES: Mapping[tuple[str, str, str], tuple[str, str]] = {
+    ("llama_factory", "quantization_method", "bitsandbytes"): ("0.9.3", "bnb")
+}
+"""Values of older releases by table, key and value: the release without it, and the value now."""
+
 _OF_CONFIG_JSON = (
     "padded_vocab_size", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
     "group_query_attention", "num_query_groups", "max_position_embeddings", "position_embedding_type",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
 OWN_FLAGS = frozenset((
-    "--deepspeed", "--deepspeed_config", "--zero-stage", "--no-pipeline-parallel", "--ds-sequence-parallel-size",
+    "--deepspeed", "--deepspeed-config", "--zero-stage", "--no-pipeline-parallel", "--ds-sequence-parallel-size",
     "--deepspeed-activation-checkpointing", "--moe-expert-parallel-size",
 ))  # fmt: skip
 """Flags that Megatron-LM has not."""

@@ -79,6 +79,11 @@ def format_flag(key: str, value: Any) -> str:
     return f"{flag} {shlex.quote(text)}" if SHELL_CHARACTERS.search(text) else f"{flag} {text}"
 
 
+FORK_FLAGS = 5  # flags with underscores from which a command is one of a fork, and the share of all that they are
+FORK_SHARE = 0.8
+UNDERSCORES = "underscores"  # field of the finding on a fork's flags
+
+
 def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | None = None) -> ParsedArgs:
     """Parse flags with their values; the last one wins, as in argparse.
 
@@ -86,8 +91,9 @@ def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | No
     """
     count_of = arity_of or arity
     args = with_placeholders(args)
+    underscored = _first_underscored(args) if arity_of is None else None
     settings: dict[str, SourcedValue] = {}
-    findings: list[Finding] = []
+    findings: list[Finding] = [] if underscored is None else [_underscores(underscored)]
     at = 0
     while at < len(args):
         arg = args[at]
@@ -107,7 +113,8 @@ def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | No
         found = [_like(arg, glued)] if equals else list(_values(args, at + 1, count_of(key)))
         at += 1 + (0 if equals else len(found))
         setting = _value(key, arg, found, count_of(key))
-        findings.extend(_check_underscores(name, key, arg, setting) if arity_of is None else ())
+        if arity_of is None and underscored is None:
+            findings.extend(_check_underscores(name, key, arg, setting))
         if setting is None:
             findings.append(_missing_value(key, arg))
             continue
@@ -202,6 +209,23 @@ def _value(key: str, flag: SourcedValue, found: Sequence[SourcedValue], count: s
     if reason:
         return SourcedValue(" ".join(texts), line, file, reason)
     return SourcedValue(texts if count == "many" and key not in FIRST_VALUE_ONLY else texts[0], line, file)
+
+
+def _first_underscored(args: Sequence[SourcedValue]) -> SourcedValue | None:
+    """Return the first flag with underscores if nearly all of several words have them, as in forks; else None."""
+    known = config_keys(KEY_MAP)
+    names = [(str(arg.value).partition("=")[0].lstrip("-"), arg) for arg in args if _is_flag(arg)]
+    several = [(name, arg) for name, arg in names if re.search(r"\w[-_]\w", name) and key_of(name) in known]
+    found = [arg for name, arg in several if "_" in name and "-" not in name]
+    return found[0] if len(found) >= FORK_FLAGS and len(found) > FORK_SHARE * len(several) else None
+
+
+def _underscores(arg: SourcedValue) -> Finding:
+    message = (
+        f"flags such as {str(arg.value).partition('=')[0]} have underscores, as forks write them (Megatron-LLM); "
+        "those of Megatron-LM use dashes: they are read as the same flags"
+    )
+    return _finding("key.unknown", UNDERSCORES, message, arg, severity="warning")
 
 
 def _check_underscores(name: str, key: str, arg: SourcedValue, setting: SourcedValue | None) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from math import prod
 
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
-from meshwright.frameworks.megatron_lm.arguments import format_flag
+from meshwright.frameworks.megatron_lm.arguments import UNDERSCORES, format_flag
 from meshwright.frameworks.megatron_lm.parse import layers_per_rank, scheduled_batches
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -195,11 +195,12 @@ def connections(ctx: RuleContext) -> Problem | None:
     if value == "1" or degree < 2 or blackwell or is_on(ctx, "overlap_moe_expert_parallel_comm"):
         return None
     found = "is not set" if value is None else f"is {value}"
+    fork = value is None and any(one.field == UNDERSCORES for one in ctx.parsed.findings)  # its default may do
     return Problem(
         f"{CONNECTIONS} {found}, but TP and CP need 1 on Hopper and older GPUs",
         (f"export {CONNECTIONS}=1",),
         key=CONNECTIONS if setting is not None else "",
-        severity="warning" if setting is not None and ctx.cluster is None else None,  # a choice for Blackwell
+        severity="warning" if fork or (setting is not None and ctx.cluster is None) else None,  # or one for Blackwell
     )
 
 

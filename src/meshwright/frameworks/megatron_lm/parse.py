@@ -71,7 +71,8 @@ def detect(content: Content) -> int:
         return 0
     for launch in content.launches:
         flags = len(TYPICAL_FLAGS & words_of(launch.args))
-        if PROGRAMS.fullmatch(program_name(launch)) and flags:
+        with_dashes = TYPICAL_FLAGS & {str(arg.value).partition("=")[0] for arg in launch.args}
+        if PROGRAMS.fullmatch(program_name(launch)) and with_dashes:
             return 5
         if flags >= 3 and _is_megatron_command(words_of(launch.args)):
             return 4
@@ -91,8 +92,9 @@ def program_name(launch: LaunchCommand) -> str:
 
 
 def words_of(args: Sequence[SourcedValue]) -> set[str]:
-    """Return the words of a command, flags without the value that follows an equals sign."""
-    return {str(arg.value).partition("=")[0] for arg in args}
+    """Return the words of a command, flags with dashes and without the value that follows an equals sign."""
+    words = (str(arg.value).partition("=")[0] for arg in args)
+    return {word.replace("_", "-") if word.startswith("--") else word for word in words}
 
 
 def _argument_list(content: Content) -> tuple[SourcedValue, ...]:

@@ -9,7 +9,7 @@ from meshwright.frameworks.shell.assign import assign, assigned_by_arithmetic, a
 from meshwright.frameworks.shell.conditions import Operand, Test
 from meshwright.frameworks.shell.grammar import Parser
 from meshwright.frameworks.shell.interpreter import Interpreter, RunCommand
-from meshwright.frameworks.shell.launch_prefixes import command_name, unwrap
+from meshwright.frameworks.shell.launch_prefixes import REMOTE, command_name, unwrap
 from meshwright.frameworks.shell.sourced import Unreadable
 from meshwright.frameworks.shell.syntax import Simple
 from meshwright.frameworks.shell.values import ExitStatus, Field, Piece
@@ -244,10 +244,13 @@ def _run_program(interp: Interpreter, simple: Simple, fields: list[Field]) -> Ex
     """Record a program; interpret bash -c, and stop after exec."""
     command = interp.emit(simple, fields)
     words = command.words[len(interp.prefix) :]
-    start = unwrap(words).start
+    unwrapped = unwrap(words)
+    start = unwrapped.start
     inner = command_name(words[start]) if start < len(words) else ""
     if inner in SHELLS:
         _run_shell(interp, simple, fields, start)
+    elif start == len(words) - 1 and " " in str(words[start].value) and REMOTE & unwrapped.options.keys():
+        _run_text_in_shell(interp, simple, fields, start, start)  # ssh HOST "cd FOLDER && torchrun …"
     if simple.here_document and (inner in SHELLS or inner == "sbatch") and start == len(words) - 1:
         _run_document(interp, simple, fields[:start])
     elif simple.here_document and any(command_name(word) in READS_INPUT for word in command.words):
@@ -284,18 +287,22 @@ def _run_shell(interp: Interpreter, simple: Simple, fields: list[Field], shell: 
     at = shell + 1
     while at < len(fields) and fields[at].text[:1] in ("-", "+") and not re.fullmatch("-[a-zA-Z]*c", fields[at].text):
         at += 2 if re.fullmatch("[-+][a-zA-Z]*[oO]", fields[at].text) else 1
-    if at + 1 >= len(fields) or not re.fullmatch("-[a-zA-Z]*c", fields[at].text):
-        return
+    if at + 1 < len(fields) and re.fullmatch("-[a-zA-Z]*c", fields[at].text):
+        _run_text_in_shell(interp, simple, fields, shell, at + 1)
+
+
+def _run_text_in_shell(interp: Interpreter, simple: Simple, fields: list[Field], shell: int, text: int) -> None:
+    """Interpret the text of a new shell; what follows it are its arguments."""
     state, prefix, functions, loops = interp.state, interp.prefix, interp.functions, interp.state.loop_depth
     snapshot = state.snapshot(*simple.location)
     prefixed = {one.name: assigned_value(interp.expander, one) for one in simple.assignments}
     state.values = {name: value for name, value in state.values.items() if name in state.exported} | prefixed
     state.exported |= set(prefixed)
-    state.arguments = fields[at + 3 :]
-    if at + 2 < len(fields):  # bash -c '"$0" "$@"' torchrun …: the first word after the text is $0
-        state.values["0"] = text_value(fields[at + 2].pieces, *fields[at + 2][1:])
+    state.arguments = fields[text + 2 :]
+    if text + 1 < len(fields):  # bash -c '"$0" "$@"' torchrun …: the first word after the text is $0
+        state.values["0"] = text_value(fields[text + 1].pieces, *fields[text + 1][1:])
     interp.functions, interp.prefix = {}, prefix + tuple(field.to_value() for field in fields[:shell])
-    _run_text(interp, fields[at + 1].pieces, simple)
+    _run_text(interp, fields[text].pieces, simple)
     interp.functions, interp.prefix, interp.state.loop_depth = functions, prefix, loops
     interp.flow = ""
     state.restore(snapshot)

@@ -34,6 +34,7 @@ class Wrapper(msgspec.Struct, frozen=True):
     subcommands: frozenset[str] = frozenset()  # required subcommand, of one or more words
     operands: int = 0  # operands between its options and the command, such as an image
     env: frozenset[str] = frozenset()  # options that set environment variables: NAME=value
+    after_dashes: bool = False  # the command follows --
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -94,9 +95,28 @@ UV = OptionSpec(
     short={"p": "python", "w": "with"},
 )
 MPI = OptionSpec(
-    _values("np n x H host hostfile machinefile npernode map-by bind-to ppn hosts f N c rank-by")
+    _values(
+        "np n x H host hostfile machinefile npernode map-by bind-to ppn hosts f N c rank-by d depth cpu-bind wdir wd "
+        "genvlist envlist output-filename prefix path timeout mem-bind gpu-bind launcher iface"
+    )
     | {"mca": 2, "genv": 2, "env": 2}
 )
+APRUN = OptionSpec(_values("n N d cc j S ss e"))
+JSRUN = OptionSpec(
+    _values("nrs tasks-per-rs cpu-per-rs gpu-per-rs rs-per-host bind launch-distribution latency-priority env"),
+    short={"n": "nrs", "a": "tasks-per-rs", "c": "cpu-per-rs", "g": "gpu-per-rs", "r": "rs-per-host", "b": "bind",
+           "d": "launch-distribution", "l": "latency-priority", "E": "env"},
+)  # fmt: skip
+FLUX = OptionSpec(
+    _values("nodes ntasks gpus-per-task gpus-per-node cores-per-task tasks-per-node time-limit setopt env queue bank"),
+    short={"N": "nodes", "n": "ntasks", "g": "gpus-per-task", "c": "cores-per-task", "t": "time-limit", "o": "setopt",
+           "q": "queue", "B": "bank"},
+)  # fmt: skip
+ENROOT = OptionSpec(
+    _values("conf env mount rc"), short={"c": "conf", "e": "env", "m": "mount"}, short_flags={"r": "root", "w": "rw"}
+)
+SSH = OptionSpec({}, short=dict.fromkeys("ipolFJLRDbcEeImOQSWw", "option"))
+PDSH = OptionSpec({}, short=dict.fromkeys("wxlftugRM", "option"))
 NSYS = OptionSpec(flags=frozenset({"python-sampling", "help"}), short=dict.fromkeys("tosfwxydecn", "option"))
 RAY = OptionSpec(
     _values(
@@ -105,6 +125,7 @@ RAY = OptionSpec(
         "headers verify"
     )
 )
+REMOTE = frozenset(("ssh", "pdsh", "clush"))  # wrappers that give their last words to a shell as one text
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 SUBMITTED = "--"  # in Unwrapped.options: a Python program submits the command
 BEFORE = ("--", "&&", ";")  # words before a command, in the arguments of a program that submits it
@@ -146,10 +167,21 @@ WRAPPERS: dict[str, Wrapper] = {
     "srun": Wrapper(SRUN),
     "mpirun": Wrapper(MPI),
     "mpiexec": Wrapper(MPI),
+    "aprun": Wrapper(APRUN),
+    "jsrun": Wrapper(JSRUN),
+    "flux": Wrapper(FLUX, frozenset({"run", "submit"})),
+    "shifter": Wrapper(OptionSpec(_values("image volume module env"), short={"V": "volume", "e": "env"})),
+    "enroot": Wrapper(ENROOT, frozenset({"start"}), 1, frozenset({"env"})),
+    "kubectl": Wrapper(subcommands=frozenset({"exec"}), after_dashes=True),
+    "runai": Wrapper(after_dashes=True),
+    "ssh": Wrapper(SSH, operands=1),
+    "pdsh": Wrapper(PDSH),
+    "clush": Wrapper(PDSH),
     "singularity": Wrapper(SINGULARITY, frozenset({"exec", "run"}), 1, frozenset({"env"})),
     "apptainer": Wrapper(SINGULARITY, frozenset({"exec", "run"}), 1, frozenset({"env"})),
     "docker": Wrapper(DOCKER, frozenset({"run", "exec"}), 1, frozenset({"env"})),
     "podman": Wrapper(DOCKER, frozenset({"run", "exec"}), 1, frozenset({"env"})),
+    "podman-hpc": Wrapper(DOCKER, frozenset({"run", "exec"}), 1, frozenset({"env"})),
 }
 
 
@@ -262,6 +294,8 @@ def _inner_command(
         if parts is None:
             return None
         at += len(parts)
+    if wrapper.after_dashes:
+        return next((one + 1 for one in range(at, len(words)) if words[one].value == "--"), None)
     unknown = 0
     read = options.setdefault(name, {})
     while at < len(words):

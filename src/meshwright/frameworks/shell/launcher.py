@@ -38,18 +38,33 @@ NOT_TRAINING = {
     "site",
 }
 MODULE = {"m": "module"}
+ONE_NODE = 8  # ranks that mpirun starts on one node if neither hosts nor ranks per node are given
 
 
 def _flags(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-TAKES = {
-    "torchrun": OptionSpec(
-        flags=_flags("module standalone no-python run-path use-env help version virtual-local-rank"),
+TORCHRUN_FLAGS = _flags("module standalone no-python run-path use-env help version virtual-local-rank")
+LIKE_TORCHRUN: dict[str, OptionSpec] = {
+    "ft_launcher": OptionSpec(
+        flags=TORCHRUN_FLAGS | {"ignore-missing-fault-tol-cfg"},
         short={"r": "redirects", "t": "tee"},
         short_flags=MODULE,
     ),
+    "dlrover-run": OptionSpec(
+        flags=TORCHRUN_FLAGS | _flags("network-check auto-config auto-tunning exclude-straggler save-at-breakpoint"),
+        short={"r": "redirects", "t": "tee"},
+        short_flags=MODULE,
+    ),
+    "colossalai": OptionSpec(flags=_flags("m"), short={"H": "host"}, short_flags=MODULE),
+    "composer": OptionSpec(
+        flags=_flags("module-mode command-mode verbose"), short={"n": "nproc-per-node"}, short_flags=MODULE
+    ),
+}
+"""Launchers that start ranks on each node as torchrun does: nvidia-resiliency-ext, DLRover, Colossal-AI, Composer."""
+TAKES = {
+    "torchrun": OptionSpec(flags=TORCHRUN_FLAGS, short={"r": "redirects", "t": "tee"}, short_flags=MODULE),
     "accelerate": OptionSpec(
         flags=_flags(
             "module cpu multi-gpu tpu ipex use-deepspeed use-fsdp use-megatron-lm use-xpu quiet debug no-python "
@@ -140,6 +155,11 @@ def _find_launch(command: Command, script: Script) -> LaunchCommand | None:
         options = {**options, "main-process-ip": host}
     job = _job_options(script.sbatch, _with_value(srun or {}))
     nodes = _first_known(NODES[launcher](options) if launcher in NODES else None, sbatch.node_count(job))
+    gpus_per_node = _gpus_per_node(launcher, options, job)
+    mpi = prefix.options.get("mpirun") or prefix.options.get("mpiexec")
+    if mpi is not None and launcher in ("python", ""):
+        mpi_nodes, mpi_ranks = _mpi_counts(mpi)
+        nodes, gpus_per_node = _first_known(mpi_nodes, nodes), _first_known(mpi_ranks, gpus_per_node)
     return LaunchCommand(
         launcher,
         program.program,
@@ -148,7 +168,7 @@ def _find_launch(command: Command, script: Script) -> LaunchCommand | None:
         options,
         {**command.env, **prefix.env},
         nodes,
-        _gpus_per_node(launcher, options, job),
+        gpus_per_node,
         sbatch.gpu_type(job),
         job,
         srun is not None,
@@ -190,6 +210,9 @@ def _parse_program(words: Sequence[SourcedValue]) -> ParsedProgram | None:
     head, name = words[0], command_name(words[0])
     if name == "torchrun" or name == "deepspeed":
         return _parse_launcher(name, words[1:])
+    if name in LIKE_TORCHRUN:
+        rest = words[2:] if name == "colossalai" and len(words) > 1 and words[1].value == "run" else words[1:]
+        return _parse_launcher("torchrun", rest, LIKE_TORCHRUN[name])
     if name == "accelerate":
         return _parse_launcher(name, words[2:]) if len(words) > 1 and words[1].value == "launch" else None
     if name == "meshwright":  # the command of python -m meshwright
@@ -219,8 +242,10 @@ def _is_script(word: SourcedValue) -> bool:
     return str(word.value).endswith(".py")
 
 
-def _parse_launcher(launcher: str, words: Sequence[SourcedValue]) -> ParsedProgram | None:
-    option_spec, options, at = TAKES[launcher], dict[str, SourcedValue](), 0
+def _parse_launcher(
+    launcher: str, words: Sequence[SourcedValue], takes: OptionSpec | None = None
+) -> ParsedProgram | None:
+    option_spec, options, at = takes or TAKES[launcher], dict[str, SourcedValue](), 0
     while at < len(words):
         if is_option(words[at]):
             option, at = read_option(words, at, option_spec)
@@ -347,11 +372,25 @@ def _count_option(options: Mapping[str, SourcedValue], *names: str) -> SourcedVa
     return SourcedValue(count, setting.line, setting.file)
 
 
+def _mpi_counts(options: Mapping[str, SourcedValue]) -> tuple[SourcedValue | None, SourcedValue | None]:
+    """Return the nodes and the ranks of each that mpirun or mpiexec starts; None if the host file decides."""
+    total, ranks = _count_option(options, "np", "n", "c"), _count_option(options, "ppn", "npernode", "N")
+    if total is None or total.unresolved or not total.value:
+        return None, ranks
+    hosts = {"hostfile", "machinefile", "f", "H", "host", "hosts"} & options.keys()
+    if ranks is None:
+        one_node = total.value <= ONE_NODE and not hosts
+        return (msgspec.structs.replace(total, value=1), total) if one_node else (None, None)
+    if ranks.unresolved or not ranks.value or total.value % ranks.value:
+        return None, ranks
+    return msgspec.structs.replace(total, value=total.value // ranks.value), ranks
+
+
 def _torchrun_nodes(options: Mapping[str, SourcedValue]) -> SourcedValue | None:
     standalone = options.get("standalone")
     if standalone is not None and "nnodes" not in options:
         return SourcedValue(1, standalone.line, standalone.file)
-    return _count_option(options, "nnodes")
+    return _count_option(options, "nnodes", "num-nodes")
 
 
 def _deepspeed_nodes(options: Mapping[str, SourcedValue]) -> SourcedValue | None:

@@ -13,6 +13,8 @@ SCHEDULES: Values = {"constant_with_warmup": "constant", "warmup_stable_decay": 
 
 ATTENTION: Values = {**dict.fromkeys(("flash_attention_2", "flash_attention_3"), "flash"), "flex_attention": "flex"}
 
+ALL_LAYERS: Values = {"all": "all-linear"}
+"""What programs of their own, and LLaMA-Factory, call peft's all-linear."""
 LIGER: Values = {"true": "fused_linear", "false": "vocab_parallel"}
 """Liger's kernels contain a loss fused with the output layer: no full logits are materialized."""
 
@@ -46,9 +48,9 @@ KEYS = (
     ConfigKey("lora_rank", "peft.rank"),
     ConfigKey("lora_alpha", "peft.alpha"),
     ConfigKey("lora_dropout", "peft.dropout"),
-    ConfigKey("target_modules", "peft.targets"),
-    ConfigKey("lora_target_modules", "peft.targets"),
-    ConfigKey("lora_target", "peft.targets", {"all": "all-linear"}),
+    ConfigKey("target_modules", "peft.targets", ALL_LAYERS),
+    ConfigKey("lora_target_modules", "peft.targets", ALL_LAYERS),
+    ConfigKey("lora_target", "peft.targets", ALL_LAYERS),
     ConfigKey("lora_target_linear", "peft.targets", {"true": "all-linear"}),
     ConfigKey("sample_packing", "data.packing"),
     ConfigKey("sequence_len", "data.seq_length"),

@@ -10,6 +10,7 @@ from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import TYPED_SECTIONS
 from meshwright.frameworks.deepspeed.rules.common import is_on, offload_device, stage_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.other_versions import MAY_ACCEPT
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import (
     DEEPSPEED_OPTIMIZERS,
@@ -50,6 +51,7 @@ ADAM_ARGUMENTS = (
 )
 TORCH_ADAM_ARGUMENTS = "maximize foreach fused capturable differentiable decoupled_weight_decay"
 WARMUP_ARGUMENTS = "warmup_num_steps warmup_type last_batch_iteration"
+WARMUP_TYPES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 SCHEDULER_ARGUMENTS = {
     "WarmupLR": f"{WARMUP_ARGUMENTS} warmup_min_lr warmup_max_lr",
     "WarmupDecayLR": f"{WARMUP_ARGUMENTS} warmup_min_lr warmup_max_lr total_num_steps",
@@ -183,6 +185,16 @@ def _lr_overridden(ctx: RuleContext) -> Iterator[Problem]:
 WITHOUT_TYPE = {"optimizer": "the run has no optimizer", "scheduler": "the learning rate has no warmup and no decay"}
 
 
+def _zero_warmup(ctx: RuleContext) -> Problem | None:
+    """The schedulers of 0.19 refuse a warmup of no steps; those before it warm up for two."""
+    key = "scheduler.params.warmup_num_steps"
+    if ctx.get("scheduler.type") not in WARMUP_TYPES or not ctx.is_set(key) or ctx.get(key) != 0:
+        return None
+    return Problem(
+        f"warmup_num_steps=0: DeepSpeed 0.19 needs a positive integer; {MAY_ACCEPT}", (format_setting(key, 1),), key=key
+    )
+
+
 def _no_type(ctx: RuleContext) -> Iterator[Problem]:
     """A section without a type: the Trainer leaves its part to DeepSpeed, and DeepSpeed creates nothing."""
     for section in TYPED_SECTIONS:
@@ -197,6 +209,9 @@ def _no_type(ctx: RuleContext) -> Iterator[Problem]:
 
 
 RULES = (
+    FrameworkRule("deepspeed.zero-warmup", "warning", ("scheduler.params.warmup_num_steps",), _zero_warmup,
+        symptom="ValueError: warmup_num_steps must be a positive integer",
+        cause="its schedulers validate the warmup since 0.19; before, they warmed up for two steps"),
     FrameworkRule("deepspeed.no-type", "error", (), _no_type,
         symptom="the learning rate stays constant, or the engine has no optimizer",
         cause="DeepSpeed builds an optimizer and a scheduler only if their sections name a type"),
