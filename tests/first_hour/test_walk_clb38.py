@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
 import meshwright as library
 from meshwright import costs, rules
+from meshwright.frameworks.applied_fixes import fixed_text
 from meshwright.planner.search import has_headroom
 from meshwright.planner.space import MODULE_SETS
 
@@ -37,3 +43,62 @@ def test_pinned_selective_recompute_is_as_fast_as_the_same_found_without_the_pin
     typed = ["layout.recompute=selective", "layout.recompute_modules=moe"]
     own = library.recommend(MOE, gpus=NODES, goal="pretrain", overrides=typed)
     assert own.case.recompute_modules == ("moe",)
+
+
+OOM = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.93 GiB. GPU 1 has a total capacity of "
+    "79.11 GiB of which 1.21 GiB is free. Process 1122 has 77.89 GiB memory in use. Of the allocated memory 74.02 GiB "
+    "is allocated by PyTorch, and 1.77 GiB is reserved by PyTorch but unallocated.\n"
+)
+EXPORTS = [
+    ("megatron-lm", "pretrain", MOE, "*.sh"),
+    ("megatron-lm", "sft", "qwen3-8b", "*.sh"),
+    ("torchtitan", "pretrain", "qwen3-8b", "*.toml"),
+    ("automodel", "sft", "qwen3-8b", "*.yaml"),
+    ("kempnerforge", "pretrain", "qwen3-8b", "*.toml"),
+    ("deepspeed", "sft", "qwen3-8b", "*.json"),
+    ("accelerate", "sft", "qwen3-8b", "*.yaml"),
+]
+
+
+@pytest.mark.parametrize(("framework", "goal", "model", "name"), EXPORTS)
+def test_every_remedy_of_an_out_of_memory_passes_check(
+    framework: str, goal: str, model: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    library.export(model, to=framework, gpus="4x8xH100", goal=goal, out="job")
+    Path("run.log").write_text(OOM)
+    file = next(Path("job").rglob(name))
+    found = library.diagnose("run.log", recipe=str(file), gpus="4x8xH100", model=model)
+    remedies = next(one.remedies for one in found.findings if one.id == "memory.out-of-memory")
+    typed = [one.there for one in remedies if one.there]
+    assert typed
+    before = {one.name: one.read_text() for one in Path("job").iterdir()}
+    for settings in typed:
+        _write(Path("job"), file.name, settings)
+        result = library.check(str(file), gpus="4x8xH100", model=model)
+        assert not [one.message for one in result.findings if one.severity == "error"], settings
+        for one, text in before.items():
+            (Path("job") / one).write_text(text)
+
+
+def _write(folder: Path, name: str, settings: tuple[str, ...]) -> None:
+    """Write a remedy into the file, and into the program next to it."""
+    for text in settings:
+        program = re.fullmatch(r"(\w+\.py): (\w+)=(\S+)", text)
+        if program is not None:
+            path = folder / program[1]
+            path.write_text(re.sub(rf"\b{program[2]}=[^,]+", f"{program[2]}={program[3]}", path.read_text()))
+            continue
+        fixed = fixed_text((folder / name).read_text(), name, [text])
+        assert not fixed.left
+        (folder / name).write_text(fixed.text)
+
+
+def test_the_optimizer_in_host_memory_comes_with_the_flag_that_it_needs(tmp_path: Path) -> None:
+    library.export(MOE, to="megatron-lm", gpus="4x8xH100", goal="pretrain", out=str(tmp_path / "job"))
+    (tmp_path / "run.log").write_text(OOM)
+    script = next((tmp_path / "job").glob("*.sh"))
+    found = library.diagnose(str(tmp_path / "run.log"), recipe=str(script), gpus="4x8xH100", model=MOE)
+    flags = [one.there for finding in found.findings for one in finding.remedies]
+    assert ("--optimizer-cpu-offload", "--use-precision-aware-optimizer") in flags

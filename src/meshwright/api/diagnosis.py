@@ -36,6 +36,7 @@ from meshwright.doctor.match_recipe import (
 )
 from meshwright.errors import InputError
 from meshwright.frameworks import Content, Framework
+from meshwright.frameworks.required_changes import ChangedFile
 from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.planner import calibration_notes
 from meshwright.recipes import index
@@ -59,8 +60,32 @@ def diagnose(request: requests.Doctor) -> Checkup:
     if request.baseline is not None:
         small = doctor.read(request.baseline)
         reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
-    found = doctor.examine(run, case, reference, notes, stated_by(run, request))
+    found = _with_required(doctor.examine(run, case, reference, notes, stated_by(run, request)), run, case, request)
     return msgspec.structs.replace(found, curves=doctor.curves_of(run)) if request.curves else found
+
+
+def _with_required(found: Checkup, run: Run, case: Case | None, request: requests.Doctor) -> Checkup:
+    """Return the findings with remedies that the user's file can have: each with the settings that it needs besides.
+
+    A remedy that its framework refuses is left out.
+    """
+    written = any(remedy.there for one in found.findings for remedy in one.remedies)
+    if case is None or request.recipe is None or not run.header.framework or not written:
+        return found
+    content, theirs = file_of(request.recipe, None, request.gpus)
+    if content is None or theirs is None:
+        return found
+    try:
+        file = ChangedFile(theirs, content, case.cluster.argument, case.model)
+    except InputError:  # the file alone does not say what ran
+        return found
+
+    def possible(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
+        pairs = [(one, file.with_required(one.there) if one.there else ()) for one in remedies]
+        return tuple(msgspec.structs.replace(one, there=there) for one, there in pairs if there is not None)
+
+    findings = [msgspec.structs.replace(one, remedies=possible(one.remedies)) for one in found.findings]
+    return msgspec.structs.replace(found, findings=tuple(findings))
 
 
 def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from meshwright.doctor.advised_rate import LR, advised_rate
 from meshwright.doctor.finding import Remedy, What
 from meshwright.doctor.run import Run
 from meshwright.doctor.run_stats import RunStats
-from meshwright.doctor.their_keys import named_setting, to_framework_settings
+from meshwright.doctor.their_keys import is_impossible, named_setting, to_framework_settings
 from meshwright.doctor.thresholds import share
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
@@ -197,6 +197,8 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
     peak = float(memory.total) + stats.beyond_estimate_gib
     keys = [one.key for one in log]
     there = to_framework_settings(stats.run, case, recipe)
+    if not there and is_impossible(stats.run, case, recipe):
+        return None
     if stats.run.kind == "transformers" and not there and {*keys} & {*MODEL_PARALLEL}:
         return None  # the Trainer is data parallel
     return Remedy(

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
+from meshwright.doctor.required_settings import with_required
 from meshwright.doctor.run import LogFormat, Run
 from meshwright.errors import InputError
 from meshwright.frameworks.front_ends import in_front_end
@@ -63,7 +64,13 @@ def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, .
     return found or (_trainer_changes(run, case, changed) if run.kind == "transformers" else ())
 
 
+def is_impossible(run: Run, case: Case, changed: Recipe) -> bool:
+    """Return whether the framework that ran has no settings for the changes, or refuses them by its own rules."""
+    return bool(run.header.framework or run.kind in FRAMEWORK) and not to_framework_settings(run, case, changed)
+
+
 def _backend_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
+    """Return the changes as settings, with those they require; empty if one has no key or they are refused."""
     name = run.header.framework or FRAMEWORK.get(run.kind)
     if name is None:
         return ()
@@ -79,8 +86,9 @@ def _backend_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
     differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     differing |= {key: None for key in before if key not in after}
     differing |= _kept_batch(run, case, changed, after, config_keys(theirs.key_map))
-    stated = in_file_units(theirs.key_map, differing, stated_settings(run), changed)
-    return tuple(theirs.format_setting(key, value) for key, value in stated.items())
+    ran = stated_settings(run)
+    values = in_file_units(theirs.key_map, differing, ran, changed)
+    return with_required(theirs, ran, case, case.rebuild(changed), values) or ()
 
 
 def _trainer_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:

@@ -52,10 +52,20 @@ def fixed_text(text: str, name: str, fixes: Sequence[str]) -> FixedText:
 
 def _with_setting(text: str, format: str, fix: str) -> str | None:
     """Return a YAML, TOML or JSON text with one setting; None if the fix is not one."""
+    changes = settings_of_fix(fix, format)
+    with suppress(ValueError, TypeError, MeshwrightError):
+        return config_io.edit(text, format, changes) if changes else None
+    return None
+
+
+def settings_of_fix(fix: str, format: str) -> dict[str, Any] | None:
+    """Return what a fix sets in a YAML, TOML or JSON file, by dotted key; UNSET for a key that it removes.
+
+    None if the fix is not written as settings.
+    """
     removed = _REMOVED.fullmatch(fix)
     with suppress(ValueError, TypeError, MeshwrightError):
-        changes = {removed[1].strip('"'): UNSET} if removed else dict(_flat(_parsed(fix, format)))
-        return config_io.edit(text, format, changes) if changes else None
+        return {removed[1].strip('"'): UNSET} if removed else dict(_flat(_parsed(fix, format)))
     return None
 
 

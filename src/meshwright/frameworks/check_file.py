@@ -116,9 +116,11 @@ def check(
     return found if imported is None else _with_batch_note(found, imported)
 
 
-def findings_without_fixes(framework: Framework, content: Content) -> tuple[Finding, ...]:
+def findings_without_fixes(
+    framework: Framework, content: Content, gpus: str | None = None, model: ModelSpec | None = None
+) -> tuple[Finding, ...]:
     """Return the findings for a file, without trying fixes."""
-    return _check(framework, content, None, None, (), False, None, fixes=False).findings
+    return _check(framework, content, gpus, model, (), False, None, fixes=False).findings
 
 
 def _with_fixes(result: CheckResult, written: Callable[[Sequence[str]], tuple[str, ...]]) -> CheckResult:
