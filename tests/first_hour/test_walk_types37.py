@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.families import FAMILIES
 from tests.first_hour.test_walk_any22 import config_file
 
 
@@ -29,3 +31,23 @@ def test_a_pipeline_that_cannot_be_is_refused_before_the_model_is_built(
     assert refused.code == 1
     assert reason in refused.out + refused.err
     assert "building the model" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "error"),
+    [
+        ("deepseek_v3", {"n_group": 3}, "n_group=3: does not divide the"),
+        ("deepseek_v3", {"n_group": 2, "topk_group": 9}, "topk_group=9: is larger than n_group=2"),
+        ("deepseek_v3", {"n_group": [4]}, "n_group=[4]: must be an integer"),
+        ("nemotron_h", {"n_group": 7}, "n_group=7: does not divide the"),
+        ("qwen3_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers=['a']: 'a' is not a layer index below"),
+    ],
+)
+def test_a_config_that_contradicts_itself_gets_one_error(
+    meshwright: Any, tmp_path: Path, kind: str, changes: dict[str, Any], error: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**FAMILIES[kind], **changes}))
+    refused = meshwright("inspect", "config.json")
+    assert refused.code == 2
+    assert error in refused.err
+    assert refused.err.count("error:") == 1

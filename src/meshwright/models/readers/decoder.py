@@ -317,11 +317,24 @@ def _routed_places(fields: Fields, traits: MoeTraits, count: int) -> frozenset[i
     return frozenset(place for place in every if place >= first and place % frequency == 0)
 
 
+def require_expert_groups(fields: Fields, experts: int) -> None:
+    """Raise for router groups that do not divide the experts, or of which a token uses more than there are."""
+    groups = fields.optional_size("n_group") if fields.data.get("n_group") else None
+    if groups is None or groups == 1 or fields.data.get("topk_method") == "greedy":  # a router without groups
+        return
+    if experts % groups:
+        raise fields.error("n_group", f"does not divide the {experts} experts")
+    used = fields.optional_size("topk_group") if fields.data.get("topk_group") else None
+    if used is not None and used > groups:
+        raise fields.error("topk_group", f"is larger than n_group={groups}")
+
+
 def moe(fields: Fields, traits: MoeTraits, gated: bool) -> MoE:
     """Return the MoE block of a config."""
     experts, topk = fields.size(traits.experts), fields.size(traits.topk)
     if topk > experts:
         raise fields.error(traits.topk, f"is larger than the {experts} experts")
+    require_expert_groups(fields, experts)
     width = fields.size(traits.width)
     shared = 0
     if traits.shared == "number":

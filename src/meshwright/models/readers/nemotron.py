@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.errors import InputError
 
 from ..spec import Attention, Dense, Layer, Mamba2, MoE
-from .decoder import Decoder
+from .decoder import Decoder, require_expert_groups
 from .fields import MAX_LAYERS, Fields, require_divisible
 
 DEFAULTS = {
@@ -128,6 +128,7 @@ def _experts(fields: Fields) -> MoE:
     experts, topk = fields.size("n_routed_experts"), fields.size("num_experts_per_tok")
     if topk > experts:
         raise fields.error("num_experts_per_tok", f"is larger than the {experts} experts")
+    require_expert_groups(fields, experts)
     return MoE(
         experts,
         topk,
