@@ -77,7 +77,7 @@ def _of_model(request: requests.Samples) -> requests.Samples:
     if request.dataset or not is_dataset_file(request.recipe):
         return request
     if not request.model:
-        fix = (shlex.join(["meshwright", "samples", request.recipe, "--model", "qwen3-0.6b"]),)
+        fix = (shlex.join(["meshwright", "samples", str(request.recipe), "--model", "qwen3-0.6b"]),)
         raise InputError("is a dataset: name the model too", field="recipe", value=request.recipe, fix=fix)
     goal = request.goal or "sft"
     return msgspec.structs.replace(request, recipe=request.model, model=None, goal=goal, dataset=request.recipe)
