@@ -593,10 +593,42 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
     ),
 }  # fmt: skip
 
+INSTRUCTED = ("-Chat", "-Distill", "-Instruct", "-Thinking")  # of names for which LLaMA-Factory has a template
+MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+
+
+def factory_templates(root: Path) -> Iterator[str]:
+    """Yield LLaMA-Factory's chat templates: name, markers around a user's message, and the chat models that have it."""
+    source = root / "src" / "llamafactory"
+    models: dict[str, set[str]] = {}
+    for given in _calls_of(source / "extras" / "constants.py", "register_model_group"):
+        template, group = given.get("template"), given["models"]
+        if not isinstance(template, ast.Constant) or not isinstance(group, ast.Dict):
+            continue
+        for key, hubs in zip(group.keys, group.values, strict=True):
+            name = str(getattr(key, "value", ""))
+            if "multimodal" in given or any(word in name for word in INSTRUCTED):
+                paths = [str(getattr(one, "value", "")) for one in getattr(hubs, "values", ())]
+                models.setdefault(template.value, set()).update(path.rpartition("/")[2].lower() for path in paths)
+    for given in _calls_of(source / "data" / "template.py", "register_template"):
+        texts = [one.value for one in ast.walk(given.get("format_user", ast.List([]))) if isinstance(one, ast.Constant)]
+        markers = dict.fromkeys(MARKER.findall(" ".join(text for text in texts if isinstance(text, str))))
+        name = str(getattr(given["name"], "value", ""))
+        yield "\t".join((name, " ".join(markers), " ".join(sorted(models.get(name, ())))))
+
+
+def _calls_of(path: Path, function: str) -> Iterator[dict[str, ast.expr]]:
+    """Yield the keywords of the calls of a function in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == function:
+            yield {word.arg: word.value for word in node.keywords if word.arg is not None}
+
+
 PACKAGE = Path(frameworks.__file__).parent
 WRITERS: Mapping[str, tuple[Path, Callable[[Path], Iterator[str]]]] = {
     "automodel": (PACKAGE / "automodel" / "targets.tsv", lambda root: Automodel(root).lines()),
     **{name: (PACKAGE / "front_ends" / f"{name}.tsv", one.lines) for name, one in FRONT_ENDS.items()},
+    "llama_factory_templates": (PACKAGE / "front_ends" / "llama_factory_templates.tsv", factory_templates),
 }
 
 

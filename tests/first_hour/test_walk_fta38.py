@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import meshwright as mw
 from meshwright.similar import misspelled
 
 FACTORY = """\
@@ -40,3 +41,108 @@ def test_keys_that_llama_factory_refuses_are_errors_with_the_key_that_is_meant(m
 @pytest.mark.parametrize(("typed", "meant"), [("lora_alfa", "lora_alpha"), ("lora_alpa", "lora_alpha")])
 def test_a_key_spelled_by_its_sound_is_a_typing_error(typed: str, meant: str) -> None:
     assert misspelled(typed, ("lora_alpha", "lora_rank", "lora_dropout")) == [meant]
+
+
+MISTRAL = "mistralai/Mistral-7B-Instruct-v0.3"
+TRL = """\
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+trainer = SFTTrainer(
+    model={model},
+    args=SFTConfig(output_dir="out", num_train_epochs=3, per_device_train_batch_size=2, gradient_accumulation_steps=8,
+                   learning_rate=2e-4, bf16=True, max_length=2048, {options}assistant_only_loss=True),
+    peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+)
+trainer.train()
+"""
+LOADED = f'AutoModelForCausalLM.from_pretrained("{MISTRAL}", {{0}})'
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "fix"),
+    [
+        (LOADED.format("torch_dtype=torch.float32"), "", "torch_dtype='bfloat16'"),
+        (f'"{MISTRAL}"', 'model_init_kwargs={"dtype": "float32"}, ', "dtype='bfloat16'"),
+        (f'"{MISTRAL}"', "model_init_kwargs=dict(dtype=torch.float32), ", "dtype='bfloat16'"),
+        (f'"{MISTRAL}"', "", "model_init_kwargs={'dtype': 'bfloat16'}"),
+        (LOADED.format('dtype="bfloat16"'), "", ""),
+        (f'"{MISTRAL}"', 'model_init_kwargs={"dtype": "auto"}, ', ""),
+        (f'"{MISTRAL}"', 'model_init_kwargs={"dtype": torch.bfloat16}, ', ""),
+    ],
+)
+def test_frozen_weights_are_counted_in_the_dtype_that_a_program_loads_them_in(
+    model: str, options: str, fix: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "sft.py"
+    file.write_text(TRL.format(model=model, options=options), encoding="utf-8")
+    found = mw.check(str(file), gpus="1x4090")
+    assert found.estimate is not None
+    assert found.estimate.memory.weights == pytest.approx(27.2 if fix else 13.7, abs=0.3)
+    assert [one.fix for one in found.findings if one.rule == "memory.state"] == ([(fix,)] if fix else [])
+
+
+SWIFT = "swift sft --model {model} --dataset chats.jsonl --tuner_type lora --torch_dtype {dtype} --max_length 2048"
+FRONT_ENDS = {
+    "trl.yaml": f"model_name_or_path: {MISTRAL}\ndataset_name: a/b\nuse_peft: true\nlearning_rate: 1e-4\nbf16: true\n"
+    "per_device_train_batch_size: 1\nmax_length: 2048\noutput_dir: out\n",
+    "trl.sh": f"trl sft --model_name_or_path {MISTRAL} --dataset_name a/b --use_peft --learning_rate 1e-4 "
+    "--per_device_train_batch_size 1 --max_length 2048 --output_dir out\n",
+    "swift.sh": f"{SWIFT} --per_device_train_batch_size 1 --learning_rate 1e-4 --output_dir out\n".format(
+        model=MISTRAL, dtype="float32"
+    ),
+    "axolotl.yaml": f"base_model: {MISTRAL}\ndatasets:\n  - path: a/b\n    type: chat_template\nadapter: lora\n"
+    "lora_r: 8\nlora_alpha: 16\nlora_target_linear: true\nsequence_len: 2048\nmicro_batch_size: 1\n"
+    "gradient_accumulation_steps: 8\nnum_epochs: 3\nlearning_rate: 1e-4\noutput_dir: out\nbf16: false\n"
+    "gradient_checkpointing: true\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("trl.yaml", "dtype: bfloat16"),
+        ("trl.sh", "--dtype bfloat16"),
+        ("swift.sh", "--torch_dtype bfloat16"),
+        ("axolotl.yaml", "load_in_4bit: true"),
+    ],
+)
+def test_front_ends_that_load_frozen_weights_in_fp32_do_not_fit(name: str, fix: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(FRONT_ENDS[name], encoding="utf-8")
+    found = mw.check(str(file), gpus="1x4090")
+    assert found.estimate is not None
+    assert found.estimate.memory.weights > 27
+    assert [one.fix for one in found.findings if one.rule == "memory.state"] == [(fix,)]
+
+
+def test_llama_factory_loads_frozen_weights_in_the_dtype_of_the_computation(tmp_path: Path) -> None:
+    file = tmp_path / "lf.yaml"
+    file.write_text(FACTORY, encoding="utf-8")
+    found = mw.check(str(file), gpus="1x4090")
+    assert found.estimate is not None
+    assert found.estimate.memory.weights == pytest.approx(8.1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("model", "template", "rule", "severity", "fix"),
+    [
+        ("google/gemma-3-4b-it", "llama3", "data.template-of-another-family", "warning", "template: gemma3"),
+        ("/models/Qwen2.5-7B-Instruct/", "gemma", "data.template-of-another-family", "warning", "template: qwen"),
+        ("google/gemma-3-4b-it", "gemma-3", "value.invalid", "error", "template: gemma3"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "lama3", "value.invalid", "error", "template: llama3"),
+        ("Qwen/Qwen2.5-7B-Instruct", "chatml", "", "", ""),
+        ("google/gemma-3-4b-it", "gemma", "", "", ""),
+        ("google/gemma-3-4b-it", "alpaca", "", "", ""),
+        ("Qwen/Qwen2.5-7B", "llama3", "", "", ""),  # a base model has no format of its own
+    ],
+)
+def test_the_chat_template_of_another_family_is_named(
+    model: str, template: str, rule: str, severity: str, fix: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "lf.yaml"
+    text = FACTORY.replace("template: gemma3", f"template: {template}").replace("google/gemma-3-4b-it", model)
+    file.write_text(text, encoding="utf-8")
+    found = [one for one in mw.check(str(file), gpus="2x4090").findings if one.field == "template"]
+    assert [(one.rule, one.severity, one.fix) for one in found] == ([(rule, severity, (fix,))] if rule else [])

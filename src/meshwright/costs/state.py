@@ -181,7 +181,7 @@ def trained_state(case: Case, params: RankParams) -> State:
 def least_state_gib(case: Case) -> float:
     """Return GiB per GPU of weights, gradients and optimizer state if all GPUs shared them equally."""
     if case.goal == "peft":
-        each = FROZEN_BYTES.get(case.method, BYTES[case.compute])
+        each = FROZEN_BYTES.get(case.method, frozen_weight_bytes(case))
     else:
         each = 2 * master_bytes(case) + moment_bytes(case)
     return float(each * case.params_total / case.cluster.world / GIB)
@@ -201,14 +201,19 @@ def host_state(case: Case, trained: RankParams) -> Column:
     return each * ((trained.dense + trained.ends) / dense_ranks(case) + trained.routed / expert_shards(case))
 
 
+def frozen_weight_bytes(case: Case) -> Column:
+    """Return the bytes of one frozen weight that is not quantized."""
+    return pick(case.frozen, {"same": BYTES[case.compute], "fp32": BYTES["fp32"]})
+
+
 def frozen_weights(case: Case, params: RankParams) -> Column:
     """Return the bytes of frozen weights on the GPU."""
     return (case.offload != "params") * frozen_bytes(case, params)
 
 
 def frozen_bytes(case: Case, params: RankParams) -> Column:
-    """Return the bytes of frozen weights: compute dtype, fewer bits for the layers' matrices; only FSDP shards them."""
-    low = BYTES[case.compute]
+    """Return the bytes of frozen weights: their dtype, fewer bits for the layers' matrices; only FSDP shards them."""
+    low = frozen_weight_bytes(case)
     matrix = FROZEN_BYTES.get(case.method, low)
     shares = any_of(case.strategy, "fsdp2", "megatron_fsdp") & np.logical_not(case.cached(keeps_weights))
     dense = (params.dense * matrix + params.ends * low) / where(shares, dense_ranks(case), 1)

@@ -11,7 +11,7 @@ from meshwright import config_io
 from meshwright.errors import InputError
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.trainer_args import ADAPTER, ARGUMENT_FIELDS, BITS, CHATS, QUANTIZED, TRAINER
-from meshwright.frameworks.trainer_fields import ROWS, is_trainer
+from meshwright.frameworks.trainer_fields import FROZEN, LOADED_BY_TRL, ROWS, WEIGHT_DTYPES, is_trainer
 from meshwright.frameworks.types import ProgramArguments
 from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Recipe, field_value
@@ -28,6 +28,7 @@ def program_fields(imported: ImportedRecipe) -> tuple[str, ...]:
         return ()
     fields = {*ARGUMENT_FIELDS, *program.sources}
     found = tuple(one for one in fields if keys.get(one, "--").startswith("--"))
+    found = (*found, FROZEN) if FROZEN in imported.parsed.field_values else found
     if keys.get(COMPUTE) == MIXED_PRECISION and _half_precision(program):
         found = (*found, COMPUTE)
     return tuple(
@@ -76,6 +77,9 @@ def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
         if field == "peft.method" and {before, after} <= {"lora", *QUANTIZED}:
             yield from _bits(program, before, after)
             continue
+        if field == FROZEN:
+            yield from _frozen_dtype(program)
+            continue
         if field == COMPUTE:
             yield from program.formatted(_half_precision(program), None)
             yield from program.formatted(after, True) if after in HALF_PRECISIONS else ()
@@ -89,6 +93,15 @@ def _half_precision(program: ProgramArguments) -> str:
     """Return the switch of the Trainer that sets the compute dtype, whatever Accelerate's config has; else empty."""
     on = (name for name in HALF_PRECISIONS if str(getattr(program.given.get(name), "value", "")).lower() == "true")
     return next(on, "")
+
+
+def _frozen_dtype(program: ProgramArguments) -> Iterator[str]:
+    """Yield the argument that loads frozen weights in bf16."""
+    stated = next((name for name in WEIGHT_DTYPES if name in program.given), "")
+    if stated or program.argv or LOADED_BY_TRL not in program.given:
+        yield from program.formatted(stated or WEIGHT_DTYPES[0], "bfloat16")
+    else:
+        yield from program.formatted(LOADED_BY_TRL, {WEIGHT_DTYPES[0]: "bfloat16"})
 
 
 def _bits(program: ProgramArguments, before: str, after: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from meshwright import rules
 from meshwright.frameworks.automodel.targets import TARGET_RULES
+from meshwright.frameworks.front_ends import templates
 from meshwright.frameworks.launch_checks import RULES as LAUNCH_RULES
 from meshwright.frameworks.registry import READ, framework
 from meshwright.recipes.types import ENGINES
@@ -40,6 +41,12 @@ PARSE_FINDINGS = (
         "advice",
         "weights do not load, or another model is trained",
         "the file's sizes and the model that its tokenizer or weights name disagree",
+    ),
+    ParseFinding(
+        templates.RULE,
+        "warning",
+        "the loss falls, but the model answers with another family's markers as text, or never stops",
+        "the chat template is that of another model family: its markers are not in the tokenizer",
     ),
     ParseFinding(
         "saving.new-folder",

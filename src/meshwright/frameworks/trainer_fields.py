@@ -51,8 +51,10 @@ PLAIN_TEXT = "plain_text"  # an exported program that pretrains, also from exist
 SAMPLE_LENGTHS = "sample_lengths"  # different lengths that a program tokenizes with
 UNUSED_ADAPTERS = "unused_peft_config"  # the change that would use a LoraConfig that a program passes to nothing
 NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs without data for evaluations
+LOADED_BY_TRL = "model_init_kwargs"  # a model that TRL's trainer gets by name, and loads in fp32 without a dtype
 OWN = (
     LANGUAGE_MODELING,
+    LOADED_BY_TRL,
     CONCATENATES,
     NO_VALIDATION_DATA,
     UNUSED_ADAPTERS,
@@ -71,6 +73,7 @@ PAGED = "paged_"  # start of the names of optimizers whose states move to host m
 NOT_PAGED = "paged optimizer states have no field: they stay in GPU memory, and the optimizer is otherwise the same"
 NESTED = ("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
 NOT_NESTED = "double quantization has no field: the scales of 4-bit weights stay in fp32, 0.4 bits more per weight"
+FROZEN = "precision.frozen"
 WEIGHT_DTYPES = ("dtype", "torch_dtype")  # of from_pretrained; the second is its former name
 TRL_LOSSES = ("assistant_only_loss", "completion_only_loss")
 MARKS = ("output_dir", "per_device_train_batch_size", *EPOCHS[:1])

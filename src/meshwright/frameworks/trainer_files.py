@@ -16,6 +16,7 @@ from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN, 
 from meshwright.frameworks.trainer_fields import (
     CONCATENATES,
     LANGUAGE_MODELING,
+    LOADED_BY_TRL,
     NO_VALIDATION_DATA,
     PLAIN_TEXT,
     SAMPLE_LENGTHS,
@@ -138,7 +139,9 @@ def _own_arguments(content: Content, given: Mapping[str, SourcedValue] | None = 
         if flag:
             found[flag] = SourcedValue(True, call.lineno, content.path)
         for keyword in call.keywords:
-            if keyword.arg is not None and keyword.arg in ONLY.get(name, (keyword.arg,)):
+            if keyword.arg in (None, LOADED_BY_TRL):
+                continue
+            if keyword.arg in ONLY.get(name, (keyword.arg,)):
                 add(KEYWORDS.get(name, {}).get(keyword.arg, keyword.arg), keyword.value)
         if name == LOADED and call.args and "model_name_or_path" not in found:
             add("model_name_or_path", call.args[0])
@@ -154,6 +157,9 @@ def _own_arguments(content: Content, given: Mapping[str, SourcedValue] | None = 
             _add_dataset(call, program, add)
         if name in MODEL_OF and (model := _model_of(call, program)) is not None:
             add("model_name_or_path", model)
+            found[LOADED_BY_TRL] = SourcedValue(True, model.lineno, content.path)
+        for option, node in _load_options(call, program):
+            add(option, node)
     if found and (trainer := _without_validation_data(tree)) is not None:
         found[NO_VALIDATION_DATA] = SourcedValue(ast.unparse(trainer.func), trainer.lineno, content.path)
     if found and _counts_every_token(tree, content):
@@ -440,6 +446,19 @@ def _add_dataset(call: ast.Call, program: ProgramValues, add: Callable[[str, ast
         add("train_file", one if value is not None else files)
     elif named is not None:
         add("dataset_name", named)
+
+
+def _load_options(call: ast.Call, program: ProgramValues) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the arguments of from_pretrained that TRL's config passes on for a model that is given by name."""
+    node = next((word.value for word in call.keywords if word.arg == LOADED_BY_TRL), None)
+    if isinstance(node, ast.Name):
+        node = program.constants.get(node.id, node)
+    pairs: list[tuple[Any, ast.expr]] = []
+    if isinstance(node, ast.Dict):
+        pairs = [(getattr(key, "value", None), one) for key, one in zip(node.keys, node.values, strict=True)]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
+        pairs = [(word.arg, word.value) for word in node.keywords]
+    yield from ((str(name), one) for name, one in pairs if name in ONLY[LOADED])
 
 
 def _model_of(call: ast.Call, program: ProgramValues) -> ast.expr | None:

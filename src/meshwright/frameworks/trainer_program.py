@@ -148,7 +148,7 @@ def _fine_tuning(recipe: Recipe, model: ModelSpec, module: str) -> str:
     source = _source(recipe, model)
     tokenizer = recipe.data.tokenizer if recipe.data.tokenizer not in ("", source) else ""
     classes = ["AutoModelForCausalLM", *(["AutoTokenizer"] if tokenizer else [])]
-    frozen = "bf16" if quantized else recipe.precision.compute  # PEFT keeps the adapters themselves in fp32
+    frozen = "fp32" if recipe.precision.frozen == "fp32" else "bf16" if quantized else recipe.precision.compute
     kind = DTYPES.get(frozen if adapters else recipe.precision.master, "float32")
     options = [f'dtype="{kind}"', *(["quantization_config=quantization_config"] if quantized else [])]
     options += _attention(recipe)

@@ -574,6 +574,16 @@ CAPABILITIES: tuple[Capability, ...] = (
         "kernels; qlora stores them in 4 bits",
     ),
     Capability(
+        field="frozen",
+        name="frozen weights in fp32",
+        runs=dict.fromkeys(("meshwright", "megatron", "deepspeed"), ("same",)),
+        applies=lambda c: c.goal == "peft",
+        where="with goal peft",
+        rule="precision.frozen-supported",
+        symptom="frozen weights take half of the planned memory: they are converted when they are loaded",
+        cause="these engines convert every weight that they do not train to the format of the computation",
+    ),
+    Capability(
         field="pad_to_max_length",
         name="packed samples of static length",
         runs={"meshwright": (False,)},

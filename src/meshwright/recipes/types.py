@@ -190,6 +190,9 @@ class Precision(Section, frozen=True):
         contract("format in linear layers; same means the format of compute"),
     ] = "same"
     master: Annotated[Literal["fp32", "bf16"], contract("format of the weights that the optimizer updates")] = "fp32"
+    frozen: Annotated[
+        Literal["same", "fp32"], contract("format of weights that are not trained; same means the format of compute")
+    ] = "same"
     moments: Annotated[Literal["fp32", "bf16"], contract("format of the optimizer's first moment")] = "fp32"
     grads: Annotated[Literal["fp32", "bf16"], contract("format of gradient accumulation")] = "fp32"
     reduce: Annotated[Literal["fp32", "bf16"], contract("format of the gradient reduction over ranks")] = "fp32"

@@ -60,6 +60,11 @@ Not derived from `recipes.capabilities`: its row says where our engine ignores t
 executes every value that a recipe states, also those for which its config has no key a planner could write."""
 
 
+def frozen_as_computed(c: Case) -> list[str]:
+    """Return the value that stores frozen weights in the format of the computation, where they are wider."""
+    return ["same"] if c.goal == "peft" and c.frozen != "same" else []
+
+
 def reduced_at_once(c: Case) -> list[bool]:
     """Return the value that reduces gradients after every micro batch, where they wait unsharded on the GPU."""
     waits = c.defer_grad_sync and c.strategy == "fsdp2" and c.pp == 1 and c.accumulation > 1
@@ -70,12 +75,14 @@ def reduced_at_once(c: Case) -> list[bool]:
 # parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
 MEMORY_FIXES: tuple[Fix, ...] = (
+    {"frozen": frozen_as_computed},
     {"defer_grad_sync": reduced_at_once},
     {"micro_batch_size": [1]},
     {"loss": chunked_losses},
     RECOMPUTE,
     {"defer_grad_sync": reduced_at_once, **RECOMPUTE},
     {"micro_batch_size": [1], **RECOMPUTE},
+    {"frozen": frozen_as_computed, "micro_batch_size": [1], **RECOMPUTE},
     {"defer_grad_sync": reduced_at_once, "micro_batch_size": [1], **RECOMPUTE},
     {"dp_replicate": [1], "reshard_after_forward": [True]},
     {"ep": larger("ep")},
@@ -95,6 +102,8 @@ MEMORY_FIXES: tuple[Fix, ...] = (
     {"method": four_bits, "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
 )
 STATE_FIXES: tuple[Fix, ...] = (
+    {"frozen": frozen_as_computed},
+    {"frozen": frozen_as_computed, "micro_batch_size": [1], **RECOMPUTE},
     {"defer_grad_sync": reduced_at_once},
     {"strategy": shareable(lambda c: ["fsdp2", "zero1", "megatron_fsdp"])},
     {"dp_replicate": shareable(lambda c: [1]), "dp_shard": [-1]},
@@ -147,7 +156,7 @@ def _fits(c: Case) -> Column:
 
 def replicated_state_gib(c: Case) -> Column:
     """Return GiB of weights, gradients, master weights and two moments on one rank without sharding."""
-    bytes_each = 2 if c.goal == "peft" else 18
+    bytes_each = (2 + 2 * (c.frozen == "fp32")) if c.goal == "peft" else 18
     dense = (c.params_total - c.params_routed) / (c.tp * c.pp)
     return (dense + c.params_routed / (c.ep * c.etp * c.pp)) * bytes_each / GIB
 

@@ -73,6 +73,7 @@ UNUSED = (
         "a {schedule_name} schedule has no stable phase",
     ),
     Unused(("first_last_bf16",), lambda c: c.matmul == "same", "no layer computes in fp8 (matmul=same)"),
+    Unused(("frozen",), lambda c: c.goal != "peft", "only adapters leave the weights of the model frozen"),
     Unused(("temperature",), lambda c: not c.blend and not c.anneal_blend, "there is no blend to sample from"),
     Unused(
         ("eval_steps", "early_stop_patience"), lambda c: c.eval_every == 0, "train.eval_every=0 turns validation off"

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unused.wsd-decay-steps": ({"wsd_decay_steps": 500}, {"schedule_name": "wsd"}),
     "unused.wsd-decay-style": ({"wsd_decay_style": "linear"}, {"schedule_name": "wsd"}),
     "unused.first-last-bf16": ({"first_last_bf16": True}, {"matmul": "fp8_tensor"}),
+    "unused.frozen": ({"frozen": "fp32"}, {"goal": "peft"}),
     "unused.temperature": ({"temperature": 2.0}, {"blend": {"a": 0.5, "b": 0.5}}),
     "data.anneal-incomplete": ({"anneal_steps": 10}, {"anneal_blend": {"a": 1.0}}),
     "unused.eval-steps": ({"eval_steps": 2}, {"eval_every": 10}),

@@ -34,7 +34,14 @@ from meshwright.frameworks.trainer import (
     unknown_arguments,
     unknown_names,
 )
-from meshwright.frameworks.trainer_fields import EVALUATIONS, NO_VALIDATION_DATA, WEIGHT_DTYPES, is_trl
+from meshwright.frameworks.trainer_fields import (
+    EVALUATIONS,
+    FROZEN,
+    LOADED_BY_TRL,
+    NO_VALIDATION_DATA,
+    WEIGHT_DTYPES,
+    is_trl,
+)
 from meshwright.frameworks.trainer_files import (
     PATIENCE,
     config_beside,
@@ -181,7 +188,7 @@ def parse(content: Content) -> ParsedConfig:
         parsed = msgspec.structs.replace(parsed, findings=findings)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv, fixed_in=command.fixed_in)
     typed = parse_arguments(launch.args)
-    by_trl = script.startswith(TRL) or TRL_SCRIPTS in script  # its table has all of its arguments
+    by_trl = is_by_trl(script)  # its table has all of its arguments
     refused = (*refused_arguments("accelerate", typed, own), *(() if by_trl else unknown_arguments(typed, own)))
     parsed = msgspec.structs.replace(parsed, findings=(*missing, *parsed.findings, *refused, *command.findings))
     if by_trl:
@@ -197,7 +204,7 @@ def parse(content: Content) -> ParsedConfig:
 def _given(launch: LaunchCommand) -> dict[str, SourcedValue]:
     """Return the arguments of a command; the parser of TRL's scripts completes shortened names."""
     given, script = parse_arguments(launch.args), str(launch.program.value)
-    if not (script.startswith(TRL) or TRL_SCRIPTS in script):
+    if not is_by_trl(script):
         return given
     from meshwright.frameworks.front_ends import older_keys
 
@@ -348,6 +355,11 @@ def _with_trl_file(
     return launch, {**read, **{key: one for key, one in arguments.items() if key != CONFIG}}, own
 
 
+def is_by_trl(script: str) -> bool:
+    """Return whether a script is one of TRL's own, not a program that uses TRL."""
+    return script.startswith(TRL) or TRL_SCRIPTS in script
+
+
 def _options(launch: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
     """Yield the launcher's options by the config key that they override."""
     key_of = {key.rsplit(".", 1)[-1]: key for key in config_keys(TABLE)}
@@ -371,13 +383,16 @@ def _parsed(
     keeps_dtype: bool = False,
 ) -> ParsedConfig:
     settings = normalize(raw_settings)
+    if is_by_trl(script) and "model_name_or_path" in arguments:
+        arguments = {**arguments, LOADED_BY_TRL: arguments["model_name_or_path"]}
     effective = {**settings, **_trainer_precision(arguments)}
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
     program = program_fields(arguments, fine_tuning, script, trl)
     weights = _weight_dtype(arguments) if program.goal != "peft" else ""
     in_weight_dtype = bool(weights) and (keeps_dtype or not _updates_in_fp32(type_name, effective))
     dtypes = _state_dtypes(weights, effective) if in_weight_dtype else _gradient_dtypes(type_name, effective)
-    field_values: dict[str, Any] = {**dtypes, **program.field_values}
+    frozen = _frozen_dtype(arguments, effective, type_name) if program.goal == "peft" else {}
+    field_values: dict[str, Any] = {**dtypes, **frozen, **program.field_values}
     if type_name == "MEGATRON_LM" and str(getattr(settings.get(DISTRIBUTED_OPTIMIZER), "value", "")).lower() != "true":
         field_values["kernels.overlap_param_gather"] = False
     if size := as_int(arguments.get("per_device_train_batch_size")):
@@ -428,7 +443,7 @@ def _parsed(
             *_notes(type_name, settings, field_values),
             *_missing_file_note(type_name, settings, inner),
             *_weight_notes(arguments, weights, in_weight_dtype, type_name),
-            *(_frozen_note(arguments, effective) if program.goal == "peft" else ()),
+            *_frozen_note(arguments, field_values, is_by_trl(script)),
             *program.notes,
         ),
     )
@@ -524,6 +539,8 @@ def _weight_dtype(arguments: Arguments) -> str:
     "auto" is the dtype of the checkpoint: published weights are in bf16, with few exceptions.
     """
     setting = next((arguments[name] for name in WEIGHT_DTYPES if name in arguments), None)
+    if setting is None and LOADED_BY_TRL in arguments:
+        return "fp32"
     if setting is None or setting.unresolved:
         return ""
     return WEIGHTS.get(str(setting.value).lower().removeprefix("torch."), "")
@@ -603,15 +620,29 @@ def _weight_notes(arguments: Arguments, weights: str, in_weight_dtype: bool, typ
         )
 
 
-def _frozen_note(arguments: Arguments, settings: Settings) -> Iterator[str]:
-    """Yield that frozen weights in fp32 are counted in the 16 bits of the computation: recipes have no field for it."""
-    quantized = is_on(arguments, "load_in_4bit", "load_in_8bit")
-    if _weight_dtype(arguments) == "fp32" and not quantized and not _is_unmixed(settings):
-        name = next(name for name in WEIGHT_DTYPES if name in arguments)
-        yield (
-            f"{name}={arguments[name].value}: the frozen weights take 4 bytes each, twice what is counted for weights "
-            f'here; {name}="bfloat16" loads them as counted'
-        )
+def _frozen_dtype(arguments: Arguments, settings: Settings, type_name: str) -> dict[str, Any]:
+    """Return the dtype of frozen weights: as loaded, except where DeepSpeed and Megatron convert it.
+
+    Without mixed precision it is also the dtype of the computation.
+    """
+    weights = _weight_dtype(arguments)
+    if not weights or type_name in ENGINES:
+        return {}
+    if _is_unmixed(settings):
+        return {"precision.compute": weights}
+    return {FROZEN: "fp32"} if weights == "fp32" else {}
+
+
+def _frozen_note(arguments: Arguments, field_values: Mapping[str, Any], is_command: bool) -> Iterator[str]:
+    """Yield that frozen weights take twice the memory of the computation's dtype, which the user may not expect."""
+    if field_values.get(FROZEN) != "fp32":
+        return
+    name = next((name for name in WEIGHT_DTYPES if name in arguments), "")
+    if name:
+        yield f'{name}={arguments[name].value}: the frozen weights take 4 bytes each; {name}="bfloat16" halves them'
+    else:
+        how = "--dtype bfloat16" if is_command else f'{LOADED_BY_TRL}={{"dtype": "bfloat16"}}'
+        yield f"TRL loads a model given by name in float32: the frozen weights take 4 bytes each; {how} halves them"
 
 
 def _program_fields(type_name: str, settings: Settings, field_values: dict[str, Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import msgspec
 from meshwright.frameworks.front_ends import older_keys
 from meshwright.frameworks.front_ends.older_keys import Removed
 from meshwright.frameworks.front_ends.sharding import AXOLOTL, LLAMA_FACTORY, LLAMA_FACTORY_V1, MS_SWIFT, TRL, Configs
+from meshwright.frameworks.front_ends.templates import template_findings
 from meshwright.frameworks.front_ends.weights import (
     WeightDtype,
     axolotl_weights,
@@ -21,7 +22,9 @@ from meshwright.frameworks.front_ends.weights import (
 )
 from meshwright.frameworks.key_table import KeyTable, read_table
 from meshwright.frameworks.trl_data import is_of_command
+from meshwright.frameworks.types import Settings
 from meshwright.recipes.replacements import WarmupShare
+from meshwright.rules.rule import Finding
 from meshwright.similar import closest
 
 Values = Mapping[str, Any]
@@ -67,9 +70,12 @@ class FrontEnd(msgspec.Struct, frozen=True):
     uses_click: bool = False  # parser of its command: click; else HfArgumentParser of transformers
     warmup: WarmupShare = WarmupShare()  # if its file has neither warmup_steps nor warmup_ratio
     weights: Callable[[Values], WeightDtype] = trl_weights  # dtype in which all weights are trained
+    upcasts_trained: bool = False  # whether weights are loaded in the dtype of the computation, and trained ones cast
+    scales_other_dtypes: bool = False  # whether weights in fp16 and fp32 are computed in fp16
     keeps_dtype_in_fsdp2: bool = False  # whether FSDP2 leaves that dtype; Accelerate's own casts to fp32
     sharding: Mapping[str, Configs] = {}  # settings that shard the training, by table
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
+    own_findings: Callable[[Settings, bool], Iterator[Finding]] = lambda settings, is_command: iter(())
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
 
@@ -257,6 +263,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         not_with=FACTORY_INFERENCE,
         open_with=MEGATRON,
         weights=llama_factory_weights,
+        upcasts_trained=True,
+        own_findings=template_findings,
         sharding={"llama_factory": LLAMA_FACTORY, "llama_factory_v1": LLAMA_FACTORY_V1},
         removed={"llama_factory": older_keys.LLAMA_FACTORY},
     ),
@@ -279,6 +287,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         all_tokens=lambda values: _text(values, "loss_scale") == "all",
         removed={"ms_swift": older_keys.SWIFT, "ms_swift_megatron": older_keys.SWIFT_MEGATRON},
         weights=ms_swift_weights,
+        scales_other_dtypes=True,  # _init_mixed_precision of its model_args.py
         sharding={"ms_swift": MS_SWIFT},
     ),
     "trl": FrontEnd(

@@ -37,7 +37,7 @@ from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_args import BITS
-from meshwright.frameworks.trainer_fields import LISTS, SCHEDULE, SHARE, WARMUPS, WEIGHT_DTYPES
+from meshwright.frameworks.trainer_fields import FROZEN, LISTS, SCHEDULE, SHARE, WARMUPS, WEIGHT_DTYPES
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import quantized_bits
 from meshwright.recipes.adapter_targets import groups_of, require_targets
@@ -202,6 +202,7 @@ def _parsed(
         *key_findings(one, known, settings, is_open, is_command, table_name),
         *tables_for_values(known, settings),
         *refused,
+        *one.own_findings(settings, is_command),
         *_start_findings(one, content, settings, known, refused),
         *plugin_findings(one, settings),
         *column_findings(one, content.folder, settings, is_command),
@@ -224,7 +225,7 @@ def _parsed(
     sharding = dict(_sharding(one, settings, values, zero))
     keeps = one.keeps_dtype_in_fsdp2 and str(values.get("fsdp_version")) == "2"
     weights = weights_of(one.weights, settings)
-    if not adapters:
+    if not adapters or not one.upcasts_trained:  # else frozen weights are loaded in the dtype of the computation
         at = settings.get(weights.key) or next(iter(settings.values()), SourcedValue("", 1, ""))
         arguments[WEIGHT_DTYPES[0]] = msgspec.structs.replace(at, value=weights.name, unresolved="")
     parsed = parse_arguments_of(content, sharding, gpus, arguments, keeps)
@@ -237,7 +238,8 @@ def _parsed(
         why = "unknown adapter" if unknown else f"{adapters} adapters"
     dropped = ("num_processes", "placeholder", f"{WEIGHT_DTYPES[0]}=")
     notes = [note for note in parsed.notes if not any(text in note for text in dropped)]
-    notes += filter(None, (weight_note(weights, parsed.field_values.get("precision.master", "")),))
+    values_of = parsed.field_values.get
+    notes += filter(None, (weight_note(weights, values_of("precision.master", ""), values_of(FROZEN, "")),))
     notes += missing_file_notes(content, settings)
     if why:
         notes.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
@@ -339,8 +341,16 @@ def _own_keys(
     written = {argument: key for key, argument in one.names.items() if argument in arguments and key in settings}
     keys = {
         name: written.get(name) or key_for(one, known, name)
-        for name in {*one.names.values(), *(row.key for row in hugging_face.KEYS), *LOADED.values(), *BITS}
+        for name in {
+            *one.names.values(),
+            *(row.key for row in hugging_face.KEYS),
+            *LOADED.values(),
+            *BITS,
+            *WEIGHT_DTYPES,
+        }
     }
+    former, today = (keys[name] for name in reversed(WEIGHT_DTYPES))
+    keys[WEIGHT_DTYPES[0]] = today or former
     texts = " ".join(str(settings[key].value) for key in settings if key.split("[")[0] == "plugins")
     needed = {
         key: plugin_line(plugin, settings)
@@ -451,6 +461,19 @@ def _leaves_sharding_open(settings: Settings, zero: Mapping[str, Any], is_stated
     return not is_stated and not _has_fsdp(settings)
 
 
+def _mixed_precision(one: FrontEnd, values: Mapping[str, Any]) -> str:
+    """Return the format of the computation; bf16 where a file states none."""
+    named = str(values.get("torch_dtype")).removeprefix("torch.")
+    if str(values.get("bf16", "")).lower() in ("true", "auto", "full") or named == "bfloat16":
+        return "bf16"
+    if _is_true(values.get("fp16")):
+        return "fp16"
+    if one.scales_other_dtypes and not {"bf16", "fp16"} & values.keys() and named in ("float16", "float32"):
+        return "fp16"
+    is_off = "bf16" in values and not one.upcasts_trained  # else the checkpoint's dtype computes
+    return "no" if "fp16" in values or is_off else "bf16"
+
+
 def _sharding(
     one: FrontEnd, settings: Settings, values: Mapping[str, Any], zero: Mapping[str, Any]
 ) -> Iterator[tuple[str, SourcedValue]]:
@@ -469,11 +492,7 @@ def _sharding(
         found |= {f"{FSDP}fsdp_offload_params": True} if str(offload).lower() == "true" else {}
         axes = {"tp": "tensor_parallel_size", "cp": "context_parallel_size", "dp_replicate": "dp_replicate_size"}
         found |= {f"{AXIS}{axis}_size": values[key] for axis, key in axes.items() if isinstance(values.get(key), int)}
-    in_bf16 = str(values.get("bf16", "")).lower() in ("true", "auto", "full") or "bfloat16" in str(
-        values.get("torch_dtype")
-    )
-    half = "bf16" if in_bf16 or "fp16" not in values else "fp16" if str(values["fp16"]).lower() == "true" else "no"
-    found["mixed_precision"] = half
+    half = found["mixed_precision"] = _mixed_precision(one, values)
     for key, value in found.items():
         place = settings.get(half, first) if key == "mixed_precision" else first
         yield key, msgspec.structs.replace(place, value=value, unresolved="", pyyaml=msgspec.UNSET)

@@ -14,6 +14,9 @@ from meshwright.frameworks.types import Settings
 AUTO = "auto"  # the dtype of the checkpoint's config.json
 
 
+NO_DTYPE = "TRL's dtype is float32 by default"
+
+
 class WeightDtype(NamedTuple):
     """The dtype of trained weights, and the setting that it follows from."""
 
@@ -58,7 +61,7 @@ def ms_swift_weights(values: Mapping[str, Any]) -> WeightDtype:
 def trl_weights(values: Mapping[str, Any]) -> WeightDtype:
     """Return dtype of TRL: float32 by default."""
     key = next((key for key in ("dtype", "torch_dtype") if values.get(key)), "")
-    return WeightDtype(str(values[key]), f"{key}: {values[key]}", key) if key else WeightDtype("float32", "TRL")
+    return WeightDtype(str(values[key]), f"{key}: {values[key]}", key) if key else WeightDtype("float32", NO_DTYPE)
 
 
 KEYS = ("torch_dtype", "dtype", "bf16", "bfloat16", "pure_bf16")
@@ -73,8 +76,10 @@ def weights_of(read: Callable[[Mapping[str, Any]], WeightDtype], settings: Setti
     return read({key: one.value for key, one in settings.items()})
 
 
-def weight_note(found: WeightDtype, master: str) -> str:
-    """Return what follows for the memory from weights that are trained in 16 bits; empty if they are in fp32."""
+def weight_note(found: WeightDtype, master: str, frozen: str = "") -> str:
+    """Return what follows for the memory from weights that are trained in 16 bits, or frozen in fp32; else empty."""
+    if frozen == "fp32":
+        return f"{found.source}: the frozen weights take 4 bytes each; bfloat16 halves them"
     if master != "bf16":
         return ""
     verb = "are assumed to be, as in most checkpoints," if found.name == AUTO else "are"
