@@ -146,3 +146,74 @@ def test_the_chat_template_of_another_family_is_named(
     file.write_text(text, encoding="utf-8")
     found = [one for one in mw.check(str(file), gpus="2x4090").findings if one.field == "template"]
     assert [(one.rule, one.severity, one.fix) for one in found] == ([(rule, severity, (fix,))] if rule else [])
+
+
+def test_fp16_of_a_family_that_overflows_is_a_warning_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "lf.yaml"
+    file.write_text(FACTORY.replace("bf16: true", "fp16: true"), encoding="utf-8")
+    found = [one for one in mw.check(str(file), gpus="2x4090").findings if one.rule == "precision.fp16-overflow"]
+    assert [one.severity for one in found] == ["warning"]
+    assert "65,504" in found[0].message
+    assert "bf16: true" in " ".join(found[0].fix)
+    file.write_text(FACTORY.replace("bf16: true", "fp16: true").replace("google/gemma-3-4b-it", "Qwen/Qwen3-4B"))
+    assert not [one for one in mw.check(str(file), gpus="2x4090").findings if one.rule == "precision.fp16-overflow"]
+
+
+UNSLOTH = """\
+from unsloth import FastLanguageModel
+from unsloth.chat_templates import train_on_responses_only
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = FastLanguageModel.from_pretrained("{model}", max_seq_length=2048, dtype={dtype}, load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=16, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+trainer = SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1, max_steps=60, {flags}, output_dir="o"))
+{last}trainer.train()
+"""
+LLAMA = "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags", "gpus", "fix"),
+    [
+        ("None", "fp16=True", "1x4090", ("fp16=False", "bf16=True")),
+        ("None", "bf16=True", "1x4090", ()),
+        ("None", "bf16=True", "1xV100", ("bf16=False", "fp16=True")),
+        ("None", "fp16=True", "1xV100", ()),
+        ("torch.float16", "bf16=True", "1x4090", ("bf16=False", "fp16=True")),
+        ("torch.float16", "fp16=True", "1x4090", ()),
+        ("None", "fp16=not is_bfloat16_supported(), bf16=is_bfloat16_supported()", "1x4090", ()),
+    ],
+)
+def test_unsloth_refuses_another_precision_than_that_of_the_loaded_model(
+    dtype: str, flags: str, gpus: str, fix: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(UNSLOTH.format(model=LLAMA, dtype=dtype, flags=flags, last=""), encoding="utf-8")
+    found = [one for one in mw.check(str(file), gpus=gpus).findings if one.rule == "accelerate.unsloth-precision"]
+    assert [(one.severity, one.fix) for one in found] == ([("error", fix)] if fix else [])
+
+
+def test_unsloth_message_is_explained(meshwright: Any) -> None:
+    answer = meshwright(
+        "explain", "TypeError: Unsloth: Model is in bfloat16 precision but you want to use float16 precision"
+    )
+    assert answer.code == 0
+    assert "Unsloth's trainer computes in the format in which the model was loaded" in answer.out
+
+
+def test_train_on_responses_only_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    masks = 'trainer = train_on_responses_only(trainer, instruction_part="a", response_part="b")\n'
+    for last, counted in ((masks, "answers"), ("", "all")):
+        file.write_text(UNSLOTH.format(model=LLAMA, dtype="None", flags="bf16=True", last=last), encoding="utf-8")
+        found = mw.check(str(file), gpus="1x4090")
+        assert found.recipe is not None
+        assert found.recipe.data.train_on == counted
+        assert any("counts every token" in note for note in found.notes) == (counted == "all")
+
+
+def test_the_fix_with_partial_state_names_its_import(tmp_path: Path) -> None:
+    file = tmp_path / "sft.py"
+    loaded = LOADED.format('device_map="auto", load_in_4bit=True')
+    file.write_text(TRL.format(model=loaded, options=""), encoding="utf-8")
+    found = [one for one in mw.check(str(file), gpus="2x4090").findings if one.rule == "accelerate.device-map"]
+    assert "`from accelerate import PartialState`" in found[0].message

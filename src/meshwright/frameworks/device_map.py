@@ -6,7 +6,8 @@ from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 
 KEY = "device_map"
 SPREADING = ("auto", "balanced", "balanced_low_0", "sequential")
-PER_RANK = 'device_map={"": PartialState().process_index}'  # of accelerate: each rank loads onto its own GPU
+PER_RANK = 'device_map={"": PartialState().process_index}'  # each rank loads onto its own GPU
+IMPORTED = "from accelerate import PartialState"
 
 
 def _spread_over_ranks(ctx: RuleContext) -> Problem | None:
@@ -19,6 +20,7 @@ def _spread_over_ranks(ctx: RuleContext) -> Problem | None:
     message = (
         f'{KEY}="{found.value}" spreads one copy of the model over the GPUs, but each of the {ranks} ranks needs one'
     )
+    message += f"; the fix needs `{IMPORTED}`" if quantized else ""
     return Problem(message, (fix,), key=KEY)
 
 

@@ -52,8 +52,10 @@ SAMPLE_LENGTHS = "sample_lengths"  # different lengths that a program tokenizes 
 UNUSED_ADAPTERS = "unused_peft_config"  # the change that would use a LoraConfig that a program passes to nothing
 NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs without data for evaluations
 LOADED_BY_TRL = "model_init_kwargs"  # a model that TRL's trainer gets by name, and loads in fp32 without a dtype
+LOADED_BY_UNSLOTH = "fast_model"  # Unsloth's class that loads a model: without a dtype in that of the GPU
 OWN = (
     LANGUAGE_MODELING,
+    LOADED_BY_UNSLOTH,
     LOADED_BY_TRL,
     CONCATENATES,
     NO_VALIDATION_DATA,

@@ -17,9 +17,11 @@ from meshwright.frameworks.trainer_fields import (
     CONCATENATES,
     LANGUAGE_MODELING,
     LOADED_BY_TRL,
+    LOADED_BY_UNSLOTH,
     NO_VALIDATION_DATA,
     PLAIN_TEXT,
     SAMPLE_LENGTHS,
+    TRL_LOSSES,
     UNUSED_ADAPTERS,
     WEIGHT_DTYPES,
 )
@@ -48,6 +50,8 @@ OF_CLASS = {TOKENIZER_CLASS: "tokenizer_name_or_path", CONFIG_CLASS: "config_nam
 """Arguments of commands that the first argument of from_pretrained is, by its class."""
 VALIDATION_SPLITS = ("validation", "valid", "val", "test", "eval")
 MODEL_OF = ("SFTTrainer",)
+ANSWERS = "train_on_responses_only"  # Unsloth's function that masks everything but the answers
+UNSLOTH_CLASS = re.compile(r"Fast\w*Model\.")
 FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
 """What a call means by itself."""
 ONLY = {
@@ -67,6 +71,7 @@ ONLY = {
     COLLATOR: (),
     HELD_OUT: ("test_size",),
     EARLY_STOP: PATIENCE,
+    ANSWERS: (),
     **dict.fromkeys(MODEL_OF, ("max_seq_length", "packing", "dataset_text_field")),
 }
 """Keywords that are settings of the training; of other calls all are."""
@@ -76,7 +81,7 @@ KEYWORDS = {
     DATASET: {"split": "train_split"},
 }
 KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, *OF_CLASS, *MODEL_OF)
-KNOWN_CALLS += (LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP)
+KNOWN_CALLS += (ANSWERS, LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP)
 POSITION_OF_VALIDATION_DATA = 5  # Trainer(model, args, data_collator, train_dataset, eval_dataset)
 INSPECTS = ("locals", "globals", "vars", "exec", "eval")  # calls that may use a name without writing it
 SUFFIX = "_args.py"
@@ -158,6 +163,10 @@ def _own_arguments(content: Content, given: Mapping[str, SourcedValue] | None = 
         if name in MODEL_OF and (model := _model_of(call, program)) is not None:
             add("model_name_or_path", model)
             found[LOADED_BY_TRL] = SourcedValue(True, model.lineno, content.path)
+        if name == LOADED and UNSLOTH_CLASS.match(ast.unparse(call.func)):
+            found[LOADED_BY_UNSLOTH] = SourcedValue(ast.unparse(call.func), call.lineno, content.path)
+        if name == ANSWERS:
+            found[TRL_LOSSES[0]] = SourcedValue(True, call.lineno, content.path)
         for option, node in _load_options(call, program):
             add(option, node)
     if found and (trainer := _without_validation_data(tree)) is not None:

@@ -22,3 +22,7 @@ is_qwen3_next = _matches_family("qwen3next")
 is_glm45 = _matches_family("glm4moe", "glm45")
 is_gemma3 = _matches_family("gemma3")
 is_qwen3_vl = _matches_family("qwen3vl")
+
+overflows_in_fp16 = _matches_family("gemma2", "gemma3", "gemma4", "gptoss")
+"""Families whose activations exceed 65,504, the largest fp16 number: Gemma 2 and later scale embeddings and norms up
+(huggingface/transformers#36822), gpt-oss grows through its layers (microsoft/onnxruntime-genai#2444)."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.recipes.capabilities import executed, rows_of
 from meshwright.recipes.case import Case, Column
+from meshwright.rules.model_families import overflows_in_fp16
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_TP, divisors_of, not_, one_of
 
@@ -269,6 +270,21 @@ def fp16_with_fsdp2(c: Case) -> Column:
 
 
 @rule(
+    "precision.fp16-overflow",
+    "warning",
+    "compute",
+    message="compute=fp16: activations of {name} exceed 65,504, the largest number of fp16, and become infinite",
+    symptom="a loss of NaN, or every step skipped by the loss scaler, from the first steps on",
+    cause="the family was trained in bf16, and its activations reach values that fp16 does not have; loss scaling "
+    "does not help: it scales gradients, not activations",
+    fixes=({"compute": ["bf16"]}, {"compute": ["fp32"]}),
+    values={"name": lambda c: c.model.name},
+)
+def fp16_overflows(c: Case) -> Column:
+    return (c.compute == "fp16") & overflows_in_fp16(c)
+
+
+@rule(
     "precision.fp16",
     "warning",
     "compute",
@@ -278,7 +294,7 @@ def fp16_with_fsdp2(c: Case) -> Column:
     fixes=({"compute": ["bf16"]},),
 )
 def fp16_instead_of_bf16(c: Case) -> Column:
-    return (c.compute == "fp16") & ("bf16" in c.gpu_precisions)
+    return (c.compute == "fp16") & ("bf16" in c.gpu_precisions) & (not overflows_in_fp16(c))
 
 
 @rule(

@@ -415,6 +415,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "precision.fp8-without-compile": ({"matmul": "fp8_tensor"}, {"compile": True}),
     "precision.fp8-over-fp32": ({"matmul": "fp8_tensor", "compute": "fp32"}, {"compute": "bf16"}),
     "precision.fp16-fsdp2": ({"engine": "megatron", "compute": "fp16"}, {"strategy": "zero1"}),
+    "precision.fp16-overflow": ({"spec": GEMMA3, "compute": "fp16"}, {"compute": "bf16"}),
     "precision.fp16": ({"compute": "fp16"}, {"compute": "bf16"}),
     "precision.bf16-master": ({"master": "bf16"}, {"master": "fp32"}),
     "precision.master-supported": ({"engine": "megatron", "strategy": "zero1", "master": "bf16"}, {"master": "fp32"}),

@@ -1,4 +1,4 @@
-"""Error messages of torchtitan, NeMo AutoModel, DeepSpeed, transformers, accelerate and peft, by source file."""
+"""Messages of torchtitan, NeMo AutoModel, DeepSpeed, transformers, accelerate, peft and Unsloth, by source file."""
 
 from __future__ import annotations
 
@@ -151,6 +151,10 @@ TABLE: Table = {
         "{} is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'": (
             "error.model-files"
         ),
+    },
+    "unslothai/unsloth unsloth/models/rl.py": {
+        "Unsloth: Model is in bfloat16 precision but you want to use float16 precision.": "error.unsloth-precision",
+        "Unsloth: Model is in float16 precision but you want to use bfloat16 precision.": "error.unsloth-precision",
     },
     "huggingface/accelerate src/accelerate/accelerator.py": {
         "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode.": (

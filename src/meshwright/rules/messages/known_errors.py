@@ -155,6 +155,15 @@ KNOWN_ERRORS: dict[str, KnownError] = {
         "DDP waits for the gradient of every parameter, but some did not take part in the loss",
         ("freeze them, or remove them from the model", "DistributedDataParallel(…, find_unused_parameters=True)"),
     ),
+    "error.unsloth-precision": KnownError(
+        "Unsloth's trainer computes in the format in which the model was loaded: dtype=None of from_pretrained is bf16 "
+        "on every GPU that has it (Ampere and later), else fp16",
+        (
+            "fp16=False and bf16=True for a model in bf16, fp16=True and bf16=False for one in fp16",
+            "fp16=not is_bfloat16_supported(), bf16=is_bfloat16_supported() follows the GPU (from unsloth import "
+            "is_bfloat16_supported)",
+        ),
+    ),
     "error.frozen-inputs": KnownError(
         "recompute with a frozen embedding: the input of the first layer needs no gradient",
         ("model.enable_input_require_grads()", "use_reentrant=False"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.accelerate.rules import data, processes, sharding
+from meshwright.frameworks.accelerate.rules import data, processes, sharding, unsloth
 from meshwright.frameworks.device_map import device_map_rule
 
-RULES = (*processes.RULES, *sharding.RULES, *data.RULES, device_map_rule("accelerate"))
+RULES = (*processes.RULES, *sharding.RULES, *data.RULES, *unsloth.RULES, device_map_rule("accelerate"))
