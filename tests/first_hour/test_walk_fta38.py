@@ -217,3 +217,47 @@ def test_the_fix_with_partial_state_names_its_import(tmp_path: Path) -> None:
     file.write_text(TRL.format(model=loaded, options=""), encoding="utf-8")
     found = [one for one in mw.check(str(file), gpus="2x4090").findings if one.rule == "accelerate.device-map"]
     assert "`from accelerate import PartialState`" in found[0].message
+
+
+LOG = """\
+***** Running training *****
+  Num examples = 2,000
+  Num Epochs = 3
+  Total train batch size (w. parallel, distributed & accumulation) = 32
+  Gradient Accumulation steps = 8
+  Total optimization steps = 189
+"""
+BLOWN_UP = (
+    (2.4121, "1.9021"), (1.8012, "1.4010"), (1.6003, "2.9021"), (3.9121, "48.221"), (7.8312, "311.02"),
+    (9.4120, "nan"), (0.0, "nan"), (0.0, "nan"),
+)  # fmt: skip
+
+
+def _log(lines: tuple[tuple[float, str], ...]) -> str:
+    rows = (
+        f"{{'loss': {loss}, 'grad_norm': {norm}, 'learning_rate': 0.002, 'epoch': {0.16 * at:.2f}}}"
+        for at, (loss, norm) in enumerate(lines, 1)
+    )
+    return LOG + "\n".join(rows) + "\n"
+
+
+def test_a_run_that_blew_up_gets_the_rate_of_check_first_and_its_climb_is_found(tmp_path: Path) -> None:
+    program, log = tmp_path / "sft.py", tmp_path / "run.log"
+    text = TRL.format(model=LOADED.format('dtype="bfloat16"'), options="").replace("2e-4", "2e-3")
+    program.write_text(text, encoding="utf-8")
+    log.write_text(_log(BLOWN_UP), encoding="utf-8")
+    advised = [
+        one.fix for one in mw.check(str(program), gpus="2x4090", advice=True).findings if "learning_rate" in one.rule
+    ]
+    assert advised == [("learning_rate=0.0001",)]
+    found = {one.id: one for one in mw.diagnose(str(log), recipe=str(program), gpus="2x4090").findings}
+    assert found["loss.not-a-number"].remedies[0].try_ == ("optimizer.lr=0.0001",)
+    assert "rising since step 30" in found["loss.not-a-number"].message
+    assert "the loss rose from 1.6 around step 30 to 9.412 in step 60" in found["loss.diverging"].message
+
+
+def test_a_short_log_that_bounces_does_not_diverge(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    losses = (2.4, 1.8, 1.6, 3.9, 1.7, 1.9)
+    log.write_text(_log(tuple((loss, "1.0") for loss in losses)), encoding="utf-8")
+    assert "loss.diverging" not in {one.id for one in mw.diagnose(str(log)).findings}

@@ -128,6 +128,10 @@ def _needs_loss(stats: RunStats) -> str:
     )
 
 
+def _needs_climb_or_trend(stats: RunStats) -> str:
+    return "" if loss.climbs(stats) else _needs_loss(stats)
+
+
 def _needs_epochs(stats: RunStats) -> str:
     logged = {step.epoch for step in stats.run.steps if step.epoch is not None}
     return (
@@ -186,7 +190,7 @@ DIAGNOSES = (
     Diagnosis("run.failed", liveness.failed),
     Diagnosis("loss.not-a-number", loss.not_a_number),
     Diagnosis("run.differs-from-file", user_file.differing_file, _needs_file),
-    Diagnosis("loss.diverging", loss.diverging, _needs_loss),
+    Diagnosis("loss.diverging", loss.diverging, _needs_climb_or_trend),
     Diagnosis("loss.diverged", loss.diverged, _needs_some_loss),
     Diagnosis("loss.scale-collapsed", loss.loss_scale, _needs_scale),
     Diagnosis("loss.spikes", loss.spikes, _needs_loss),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from statistics import median
 
 import numpy as np
@@ -79,15 +79,13 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
 def diverging(stats: RunStats) -> Iterator[Finding]:
     """The loss rises and stays high."""
     rows = _with_loss(stats)
-    if len(rows) < limit("enough_for_trends"):
-        return
-    best = _best(rows)
-    tail = rows[-_tail(rows) :]
-    now = median(_loss(step) for step in tail)
-    rising = _rising_since(rows, now)
+    is_short = len(rows) < limit("enough_for_trends")
+    tail = rows[-1:] if is_short else rows[-_tail(rows) :]
+    now = median(_loss(step) for step in tail) if tail else math.nan
+    rising = climb(rows) if is_short else _rising_since(rows, now)
     if rising is None:
         return
-    at = rising.step
+    best, at = _loss(rising) if is_short else _best(rows), rising.step
     yield Finding(
         id="loss.diverging",
         severity="error",
@@ -99,7 +97,13 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
         steps=(at, rows[-1].step),
         lines=(stats.location(next(step for step in rows if step.step >= at)), stats.location(rows[-1])),
         evidence=(
-            Evidence("last loss", _loss(rows[-1]), "", round(best, 4), "best before, as a median"),
+            Evidence(
+                "last loss",
+                _loss(rows[-1]),
+                "",
+                round(best, 4),
+                "lowest before" if is_short else "best before, as a median",
+            ),
             *_norm_evidence(rows),
             *_norm_jumps([step for step in rows if step.step <= at]),
         ),
@@ -461,11 +465,33 @@ def _last_stretch(stats: RunStats, found: list[Step]) -> list[Step]:
     return [step for step in found if step.attempt == latest or step.step < resumed] or found
 
 
+def climb(rows: Sequence[Step]) -> Step | None:
+    """Return the step with the lowest loss if the lines after it climb without a break, far above it; else None.
+
+    A log of few lines has no noise to compare with: every line must be above the one before.
+    """
+    rows = _finite(rows)
+    if not rows:
+        return None
+    lowest = min(range(len(rows)), key=lambda at: (_loss(rows[at]), -at))
+    losses = [_loss(step) for step in rows[lowest:]]
+    is_climbing = all(later > earlier for earlier, later in pairwise(losses))
+    if not is_climbing or len(losses) <= limit("climb_lines") or losses[0] <= 0:
+        return None
+    least = max(limit("climb_factor") * losses[0], (1 + share("diverged_share")) * _loss(rows[0]))
+    return rows[lowest] if losses[-1] >= least else None
+
+
+def climbs(stats: RunStats) -> bool:
+    """Return whether the loss of a log of few lines climbs without a break."""
+    return climb(_with_loss(stats)) is not None
+
+
 def _rising_since(rows: Sequence[Step], now: float | None = None) -> Step | None:
     """Return the last step at the old level if the loss, by default the last one, is far above it; else None."""
     rows = _finite(rows)
     if len(rows) < 2 * MIN_LINES:
-        return None
+        return climb(rows)
     best, noise = _best(rows), _noise(rows)
     now = _loss(rows[-1]) if now is None else now
     if now <= best + share("diverging_share") * abs(best) or now <= best + limit("spike_sigmas") * noise:
@@ -621,7 +647,12 @@ def _usual_rate(stats: RunStats) -> Remedy | None:
     """Return the fix of a rule that finds the learning rate too high; half of such a rate would be too high as well."""
     if stats.case is None or not stats.states(LR):
         return None
-    _, cause = advised_rate(stats, stats.case.recipe.optimizer.lr, FAR_TOO_HIGH)
+    rate = stats.case.recipe.optimizer.lr
+    _, cause = advised_rate(stats, rate, FAR_TOO_HIGH)
+    if not cause:
+        usual, cause = advised_rate(stats, rate)
+        is_far = bool(cause) and rate >= limit("far_above_usual") * usual
+        cause = f"{rate:.3g} is {rate / usual:.3g} times the usual rate: {cause}" if is_far else ""
     return remedies.other_rate(stats, 1.0, cause) if cause else None
 
 

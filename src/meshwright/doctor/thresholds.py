@@ -58,6 +58,9 @@ TABLE: dict[str, Threshold] = {
     ),
     "spike_share": Threshold(10, "%", "above the level just before; smaller bumps are harmless"),
     "diverging_share": Threshold(10, "%", "above the run's best loss, at its end; a loss that recovers is a spike"),
+    "far_above_usual": Threshold(4, "×", "the usual rate: half of it, the first remedy otherwise, is still too high"),
+    "climb_factor": Threshold(2, "×", "the run's lowest loss, after a climb without a break in a log of few lines"),
+    "climb_lines": Threshold(2, "lines", "one above the other: a single high one may be a hard batch"),
     "plateau": Threshold(
         20, "%", "a loss that varies by less of its rise, with gradients that small against those before, stays there"
     ),
