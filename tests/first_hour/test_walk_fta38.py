@@ -261,3 +261,15 @@ def test_a_short_log_that_bounces_does_not_diverge(tmp_path: Path) -> None:
     losses = (2.4, 1.8, 1.6, 3.9, 1.7, 1.9)
     log.write_text(_log(tuple((loss, "1.0") for loss in losses)), encoding="utf-8")
     assert "loss.diverging" not in {one.id for one in mw.diagnose(str(log)).findings}
+
+
+def test_recommend_for_a_small_dataset_suggests_a_batch_with_more_updates(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = '{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "%s"}]}\n'
+    Path("chats.jsonl").write_text(row % ("why " * 100, "so " * 200) * 2000, encoding="utf-8")
+    answer = meshwright("recommend", "mistral-7b", "--gpus", "2xRTX4090", "--goal", "lora", "--dataset", "chats.jsonl")
+    (line,) = (one for one in answer.out.splitlines() if "more updates of your data" in one)
+    assert "train.global_batch_size=8 train.epochs=3" in line
+    assert "128 samples per step leave only" in line

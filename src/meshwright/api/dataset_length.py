@@ -76,9 +76,18 @@ def epochs_beside(folder: Path | None) -> Callable[[Recipe], Epochs | None]:
     return count
 
 
-def batch_for_updates(recipe: Recipe, world: int, engine: Engine = OUR_ENGINE) -> tuple[int, str] | None:
-    """Return a batch that gives a fine-tuning enough updates of the user's data, and why; None if it has enough."""
-    epochs = epochs_of(recipe, engine) if recipe.goal != "pretrain" and not recipe.benchmark else None
+def batch_for_updates(
+    recipe: Recipe, world: int, engine: Engine = OUR_ENGINE, by_steps: bool = False
+) -> tuple[int, str] | None:
+    """Return a batch that gives a fine-tuning enough updates of the user's data, and why; None if it has enough.
+
+    `by_steps`: also that of a run by steps, which repeats the data often, in the usual epochs.
+    """
+    if recipe.goal == "pretrain" or recipe.benchmark:
+        return None
+    epochs, passes = epochs_of(recipe, engine), recipe.train.epochs
+    if epochs is None and by_steps and _repeats_often(recipe):  # its steps are those of other data
+        epochs, passes = _usual_epochs(recipe, engine), float(USUAL_EPOCHS)
     now, least = recipe.train.global_batch_size, max(SMALLEST_BATCH, world)
     if epochs is None or _updates(epochs, now) >= FEW_UPDATES:
         return None
@@ -87,11 +96,17 @@ def batch_for_updates(recipe: Recipe, world: int, engine: Engine = OUR_ENGINE) -
         batch //= 2
     if batch == now:
         return None
-    few, passes = plural(_updates(epochs, now), "update"), recipe.train.epochs
+    few = plural(_updates(epochs, now), "update")
     return batch, (
         f"{now} samples per step leave only {few} in {passes:g} epoch{'s' * (passes != 1)} of {recipe.data.dataset}, "
         f"{batch} leave {_updates(epochs, batch)}"
     )
+
+
+def _repeats_often(recipe: Recipe) -> bool:
+    """Return whether a run by steps repeats the user's data more often than is of use."""
+    counted = _count(recipe) if looks_like_path(recipe.data.dataset) and not file_access.closed() else None
+    return counted is not None and recipe.train.steps * recipe.train.global_batch_size > MANY_PASSES * counted.samples
 
 
 def _updates(epochs: Epochs, batch: int) -> int:
@@ -176,9 +191,11 @@ def _usual_epochs(recipe: Recipe, engine: Engine) -> Epochs | None:
 
 def _more_updates(plan: Plan) -> Iterable[Suggestion]:
     """Suggest a batch that gives a fine-tuning enough updates: one that the user names is not replaced."""
-    found = batch_for_updates(plan.recipe, plan.question.cluster.world, plan.case.engine) if plan.exists else None
+    world, engine = plan.question.cluster.world, plan.case.engine
+    found = batch_for_updates(plan.recipe, world, engine, by_steps=True) if plan.exists else None
     if found is not None and not any(one.rule == "data.few-steps" for one in plan.findings):
-        yield Suggestion("more updates of your data", (f"{BATCH}={found[0]}",), found[1])
+        length = () if plan.recipe.train.epochs else (f"train.epochs={USUAL_EPOCHS}",)
+        yield Suggestion("more updates of your data", (f"{BATCH}={found[0]}", *length), found[1])
 
 
 def _leaves_few_updates(plan: Plan, suggestion: Suggestion, epochs: Epochs) -> bool:

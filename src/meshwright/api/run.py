@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
 AUTO = "micro_batch_size=auto"
+COMPILE = "kernels.compile"
 OF_THE_VERB = frozenset(
     (
         *(
@@ -119,6 +120,9 @@ def _run(
     set_first = override.requested(found, defaults)
     found = override.change(found, set_first)[0]
     pinned = {**own, **set_first, **override.requested(_as_started(found, request), changes)}
+    if request.tiny and pinned.get(COMPILE) is True and not _has_gpu():  # of a plan's command, with --tiny added
+        del pinned[COMPILE]
+        note(f"{COMPILE}=true is for GPUs: --tiny runs eagerly on this CPU, where compiling would take minutes")
     if on_cpu and not request.tiny:
         found = _in_fast_precision(found, request.out, pinned)
     shared: dict[str, Any] = {
