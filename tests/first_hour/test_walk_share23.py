@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_nothing_private_is_in_the_file(meshwright: Any, tmp_path: Path) -> None
     text = (tmp_path / "mine.csv").read_text()
     for word in (*PRIVATE, str(tmp_path)):
         assert word not in text
-    assert "7,6" in answer.out
+    assert re.search(r"\n\d,\d{3} tokens/s per GPU", answer.out)
     assert "benchmarks/data/contributed" in " ".join(answer.out.split())
 
 
