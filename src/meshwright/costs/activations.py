@@ -266,14 +266,25 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
         "routed_in": linear_input_bytes(case, expert=True) * inner * copies * _saves_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
         "routed_act": (_product_bytes(case, moe.gated, expert=True) + _clamped(case, moe)) * width * copies,
-        "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
+        "routed_out": size * inner * copies,
     }
+    weighted = _weights_inner_rows(case, moe, inner)  # its gradient needs them, not the outputs
+    parts["routed_out"] = where(weighted, 0.0, parts["routed_out"])
+    if _saves_input(case, "fc2") and not (memory_profile(case).fused_activation or case.compile):
+        parts["routed_act"] = parts["routed_act"] + where(weighted, size * width * copies, 0.0)  # before and after
     if moe.latent:
         parts["proj"] = 2 * size * moe.latent / shards
     for block in (Dense(moe.shared_width, moe.gated), moe.parallel):
         if block is not None:
             _add(parts, _dense_parts(case, block, "shared_fc1", "shared_act"))
     return parts
+
+
+def _weights_inner_rows(case: Case, moe: MoE, outer: int) -> Column:
+    """Return whether the routing weights multiply the experts' inner rows instead of their outputs."""
+    if memory_profile(case).weights_local_rows:
+        return (case.ep * case.etp == 1) & (moe.width <= outer)
+    return case.engine == "megatron"
 
 
 def _clamped(case: Case, moe: MoE) -> float:

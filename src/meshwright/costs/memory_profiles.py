@@ -59,6 +59,7 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workspaces_gib: float = 0.0
     wide_router: bool = False
     drops_frozen_rows: bool = False
+    weights_local_rows: bool = False
     clamped_gate: float = 0.0
     shards_by_expert: bool = False
     shards_adapters: bool = False

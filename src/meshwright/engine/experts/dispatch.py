@@ -9,8 +9,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.engine.experts.expert_params import down_proj_widths
 from meshwright.engine.experts.grouped_mm import run_experts
-from meshwright.engine.experts.permute import combine, invert, permute, permute_to_experts, sort_by_expert
+from meshwright.engine.experts.permute import (
+    combine,
+    invert,
+    permute,
+    permute_to_experts,
+    sort_by_expert,
+    sum_by_token,
+    weights_by_row,
+)
 from meshwright.engine.kernels.device_caps import is_dry
 
 
@@ -56,11 +65,24 @@ def experts_forward(
         top_k_index = round_robin(top_k_index, experts.num_experts, axis.rank)
     order = sort_by_expert(top_k_index, experts.num_experts)
     rows = permute_to_experts(hidden_states, order)
-    if axis is None or axis.size == 1:
-        rows = run_experts(experts, rows, order.ends)
-    else:
+    if axis is not None and axis.size > 1:
         rows = _run_on_expert_ranks(experts, rows, order.ends, axis)
+    elif weights_before_down_proj(experts):
+        rows = run_experts(experts, rows, order.ends, weights=weights_by_row(top_k_weights, order))
+        return sum_by_token(rows, order, hidden_states.dtype)
+    else:
+        rows = run_experts(experts, rows, order.ends)
     return combine(rows, top_k_weights, order, hidden_states.dtype)
+
+
+def weights_before_down_proj(experts: Any) -> bool:
+    """Return whether local experts multiply the input of their down projection by the routing weights, not its output.
+
+    The gradient of the weights then needs the experts' inner rows, which are saved anyway or recomputed, and no outputs
+    are saved. Not for experts that are wider inside than outside: their inner rows would be saved twice.
+    """
+    inner, outer = down_proj_widths(experts)
+    return inner <= outer
 
 
 def round_robin(top_k_index: torch.Tensor, experts: int, rank: int) -> torch.Tensor:

@@ -78,6 +78,13 @@ def fused_shape(experts: nn.Module, name: str) -> tuple[int, ...]:
     return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
 
 
+def down_proj_widths(experts: Any) -> tuple[int, int]:
+    """Return the widths of the inputs and the outputs of the down projection, also if it is packed."""
+    packed = packed_experts(experts, "down_proj")
+    shape = tuple(experts.down_proj.shape) if packed is None else unpacked_shape(experts, "down_proj", packed[0].shape)
+    return shape[-2:] if experts.is_transposed else (shape[-1], shape[-2])
+
+
 def shard_specs(experts: nn.Module) -> dict[str, ExpertShardSpec]:
     """Return the dimensions that ep and etp shard, by parameter, after `reshape_experts`."""
     stored = (part for name in parameter_names(experts) for part in (name, *packed_names(name)))

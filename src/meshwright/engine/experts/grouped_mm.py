@@ -15,28 +15,47 @@ from meshwright.engine.kernels.nf4 import unpack
 ALIGNMENT = 16  # bytes: required by the grouped kernels for the rows of both matrices
 
 
-def run_experts(experts: Any, rows: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool = True) -> torch.Tensor:
+def run_experts(
+    experts: Any,
+    rows: torch.Tensor,
+    ends: torch.Tensor,
+    adds_down_bias: bool = True,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return the experts' outputs for rows sorted by expert; the rows of expert i end before `ends[i]`.
 
-    Only one of the etp ranks of an expert adds the bias of the down projection.
+    Outputs are multiplied by the routing `weights` of the rows, if given. Only one of the etp ranks of an expert adds
+    the bias of the down projection.
     """
     inner = _linear(experts, first_proj(experts), rows, ends)
     if getattr(experts, "recompute_activation", False):
         # Includes the second GEMM, which would otherwise save the activation as its input. The GEMM itself is not
         # recomputed, because recompute stops at the last tensor that the backward pass needs.
         out: torch.Tensor = checkpoint(
-            _activate_and_project, experts, inner, ends, adds_down_bias, use_reentrant=False, preserve_rng_state=False
-        )
+            _activate_and_project, experts, inner, ends, adds_down_bias, weights,
+            use_reentrant=False, preserve_rng_state=False,
+        )  # fmt: skip
         return out
-    return _activate_and_project(experts, inner, ends, adds_down_bias)
+    return _activate_and_project(experts, inner, ends, adds_down_bias, weights)
 
 
-def _activate_and_project(experts: Any, inner: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool) -> torch.Tensor:
+def _activate_and_project(
+    experts: Any, inner: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool, weights: torch.Tensor | None
+) -> torch.Tensor:
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
-    return _linear(experts, "down_proj", inner, ends, adds_down_bias)
+    if weights is not None:
+        inner = (inner * weights[:, None]).to(inner.dtype)
+    return _linear(experts, "down_proj", inner, ends, adds_down_bias, weights)
 
 
-def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, adds_bias: bool = True) -> torch.Tensor:
+def _linear(
+    experts: Any,
+    name: str,
+    rows: torch.Tensor,
+    ends: torch.Tensor,
+    adds_bias: bool = True,
+    bias_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
     packed = packed_experts(experts, name)
     if packed is None:
         weight = fused(experts, name)
@@ -53,7 +72,8 @@ def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, add
         first, second = (part.to(dtype).transpose(-2, -1) for part in adapter)
         out = out + grouped_mm(grouped_mm(rows.to(dtype), first, ends) * experts.lora_scale, second, ends)
     if experts.has_bias:
-        out = out + _bias_of_rows(fused(experts, f"{name}_bias").to(dtype), ends, rows.shape[0], adds_bias)
+        bias = _bias_of_rows(fused(experts, f"{name}_bias").to(dtype), ends, rows.shape[0], adds_bias)
+        out = out + (bias if bias_weights is None else (bias * bias_weights[:, None]).to(dtype))
     return out
 
 

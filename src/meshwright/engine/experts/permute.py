@@ -43,6 +43,16 @@ def combine(rows: torch.Tensor, weights: torch.Tensor, order: ExpertOrder, dtype
     return _Combine.apply(rows, weights, order.rows, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
+def weights_by_row(weights: torch.Tensor, order: ExpertOrder) -> torch.Tensor:
+    """Return the routing weight of each row, [T·K], of weights [T, K]."""
+    return permute(weights.reshape(-1), order.pairs, order.rows.reshape(-1))
+
+
+def sum_by_token(rows: torch.Tensor, order: ExpertOrder, dtype: torch.dtype) -> torch.Tensor:
+    """Return the sum of each token's rows, which the experts have weighted, accumulated in fp32."""
+    return _SumByToken.apply(rows, order.pairs, order.rows, dtype)  # type: ignore[no-any-return,no-untyped-call]
+
+
 def permute(rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     """Reorder rows."""
     return _Permute.apply(rows, order, inverse)  # type: ignore[no-any-return,no-untyped-call]
@@ -61,11 +71,29 @@ class _PermuteToExperts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (token_rows,) = ctx.saved_tensors
-        (grad,) = grads
-        total = grad.new_zeros((token_rows.shape[0], grad.shape[1]), dtype=_wide(grad.dtype))
-        for k in range(token_rows.shape[1]):  # one [T, H] at a time: no [T·K, H] temporary
-            total += grad[token_rows[:, k]]
-        return total.to(grad.dtype), None, None
+        return _summed(grads[0], token_rows, grads[0].dtype), None, None
+
+
+class _SumByToken(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, pairs: torch.Tensor, token_rows: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.save_for_backward(pairs)
+        ctx.topk, ctx.dtype = token_rows.shape[1], rows.dtype
+        return _summed(rows, token_rows, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (pairs,) = ctx.saved_tensors
+        return grads[0].to(ctx.dtype)[pairs // ctx.topk], None, None, None
+
+
+def _summed(rows: torch.Tensor, token_rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    total = rows.new_zeros((token_rows.shape[0], rows.shape[1]), dtype=_wide(rows.dtype))
+    for k in range(token_rows.shape[1]):  # one [T, H] at a time: no [T·K, H] temporary
+        total += rows[token_rows[:, k]]
+    return total.to(dtype)
 
 
 class _Combine(torch.autograd.Function):
