@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engine.experts.expert_params import down_proj_widths
-from meshwright.engine.experts.grouped_mm import run_experts
+from meshwright.engine.experts.grouped_mm import down_bias_by_token, run_experts
 from meshwright.engine.experts.permute import (
     combine,
     invert,
@@ -69,7 +69,8 @@ def experts_forward(
         rows = _run_on_expert_ranks(experts, rows, order.ends, axis)
     elif weights_before_down_proj(experts):
         rows = run_experts(experts, rows, order.ends, weights=weights_by_row(top_k_weights, order))
-        return sum_by_token(rows, order, hidden_states.dtype)
+        out = sum_by_token(rows, order, hidden_states.dtype)
+        return out + down_bias_by_token(experts, top_k_index, top_k_weights).to(out.dtype) if experts.has_bias else out
     else:
         rows = run_experts(experts, rows, order.ends)
     return combine(rows, top_k_weights, order, hidden_states.dtype)

@@ -24,10 +24,11 @@ def run_experts(
 ) -> torch.Tensor:
     """Return the experts' outputs for rows sorted by expert; the rows of expert i end before `ends[i]`.
 
-    Outputs are multiplied by the routing `weights` of the rows, if given. Only one of the etp ranks of an expert adds
-    the bias of the down projection.
+    With the routing `weights` of the rows, outputs are multiplied by them and have no bias of the down projection:
+    `down_bias_by_token` returns it. Only one of the etp ranks of an expert adds that bias.
     """
-    inner = _linear(experts, first_proj(experts), rows, ends)
+    first = first_proj(experts)
+    inner = _biased(experts, first, _linear(experts, first, rows, ends), ends)
     if getattr(experts, "recompute_activation", False):
         # Includes the second GEMM, which would otherwise save the activation as its input. The GEMM itself is not
         # recomputed, because recompute stops at the last tensor that the backward pass needs.
@@ -44,18 +45,18 @@ def _activate_and_project(
 ) -> torch.Tensor:
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
     if weights is not None:
-        inner = (inner * weights[:, None]).to(inner.dtype)
-    return _linear(experts, "down_proj", inner, ends, adds_down_bias, weights)
+        return _linear(experts, "down_proj", (inner * weights[:, None]).to(inner.dtype), ends)
+    return _biased(experts, "down_proj", _linear(experts, "down_proj", inner, ends), ends, adds_down_bias)
 
 
-def _linear(
-    experts: Any,
-    name: str,
-    rows: torch.Tensor,
-    ends: torch.Tensor,
-    adds_bias: bool = True,
-    bias_weights: torch.Tensor | None = None,
-) -> torch.Tensor:
+def down_bias_by_token(experts: Any, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """Return each token's weighted sum of its experts' biases of the down projection, [T, H]."""
+    bias = fused(experts, "down_proj_bias")
+    weights = top_k_weights.new_zeros((top_k_index.shape[0], bias.shape[0]))
+    return weights.scatter_add(1, top_k_index, top_k_weights).to(bias.dtype) @ bias
+
+
+def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     packed = packed_experts(experts, name)
     if packed is None:
         weight = fused(experts, name)
@@ -71,10 +72,13 @@ def _linear(
     if adapter is not None:
         first, second = (part.to(dtype).transpose(-2, -1) for part in adapter)
         out = out + grouped_mm(grouped_mm(rows.to(dtype), first, ends) * experts.lora_scale, second, ends)
-    if experts.has_bias:
-        bias = _bias_of_rows(fused(experts, f"{name}_bias").to(dtype), ends, rows.shape[0], adds_bias)
-        out = out + (bias if bias_weights is None else (bias * bias_weights[:, None]).to(dtype))
     return out
+
+
+def _biased(experts: Any, name: str, out: torch.Tensor, ends: torch.Tensor, adds: bool = True) -> torch.Tensor:
+    if not experts.has_bias:
+        return out
+    return out + _bias_of_rows(fused(experts, f"{name}_bias").to(out.dtype), ends, out.shape[0], adds)
 
 
 def _compute_dtype(weight: torch.Tensor) -> torch.dtype:
