@@ -12,11 +12,11 @@ MAX_TOKENS = 100_000_000  # of one sample
 MAX_PRICE = 1e6  # of one GPU for one hour
 CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW"}
 _SYMBOL = rf"[{''.join(CURRENCIES)}]|[A-Za-z]{{2,}}"
-_PRICE = re.compile(
+_PRICE = (  # compiled when a price or a number of tokens is typed
     rf"({_SYMBOL})?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*({_SYMBOL})?"
     r"(?:\s*(?:/|per\s)\s*(?i:gpu\s*[-/]?\s*)?(?i:h(?:our|r)?))?"
 )
-_TOKENS = re.compile(
+_TOKENS = (
     r"([0-9][0-9,_]*(?:\.[0-9]*)?(?:e[+]?[0-9]+)?|\.[0-9]+)\s*"
     r"(k|m|b|g|t|thousand|million|billion|bn|trillion|tn)?(?:\s*tok(?:en)?s?)?"
 )
@@ -35,7 +35,7 @@ def token_budget(tokens: float | str | None) -> float | None:
     """Return a number of tokens from 15e12, 15T, 300B, 1.5 trillion or 500,000,000."""
     if tokens is None:
         return None
-    found = _TOKENS.fullmatch(str(tokens).strip().lower())
+    found = re.fullmatch(_TOKENS, str(tokens).strip().lower())
     count = float(found[1].replace(",", "").replace("_", "")) * _scale(found[2]) if found else 0.0
     if not 0 < count < 1e18:
         fix = ("--tokens 15T", "--tokens 300B", "--tokens 1e12")
@@ -55,12 +55,12 @@ def price_per_hour(price: float | str | None, currency: str | None = None) -> tu
             reason = "needs a price per GPU-hour"
             raise InputError(reason, field="currency", value=currency, fix=("--price 2.50 --currency EUR",))
         return None
-    found = _PRICE.fullmatch(f"{price:f}" if isinstance(price, float) else str(price).strip())
+    found = re.fullmatch(_PRICE, f"{price:f}" if isinstance(price, float) else str(price).strip())
     fix = ("--price 2.50", "--price 2.10EUR")
     if not found or not 0 <= (amount := float(found[2])) <= MAX_PRICE:
         reason = f"must be a price per GPU-hour from 0 to {MAX_PRICE:,.0f}, such as 2.50, 2.10EUR or €2.10"
         decimal = re.sub(r"^([^0-9]*[0-9]+),([0-9]{1,2})(?![0-9])", r"\1.\2", str(price))
-        comma = decimal != str(price) and _PRICE.fullmatch(decimal.strip())
+        comma = decimal != str(price) and re.fullmatch(_PRICE, decimal.strip())
         raise InputError(reason, field="price", value=price, fix=(f"--price {decimal}",) if comma else fix)
     named = {_currency(text) for text in (found[1], found[3], currency) if text and text.strip()}
     if len(named) > 1:

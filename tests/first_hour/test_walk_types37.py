@@ -51,3 +51,12 @@ def test_a_config_that_contradicts_itself_gets_one_error(
     assert refused.code == 2
     assert error in refused.err
     assert refused.err.count("error:") == 1
+
+
+def test_a_config_that_transformers_cannot_compute_with_is_no_traceback(meshwright: Any, tmp_path: Path) -> None:
+    """Without layer_types and a window, transformers divides by sliding_window_pattern."""
+    values = {**FAMILIES["llama"], "model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None}
+    (tmp_path / "config.json").write_text(json.dumps({**values, "architectures": ["Exaone4ForCausalLM"]}))
+    refused = meshwright("train", "config.json", "--tiny", "train.steps=1")
+    assert refused.code == 2
+    assert "transformers rejects the config of this exaone4: ZeroDivisionError" in refused.err

@@ -26,11 +26,11 @@ PORT_GBIT_S = (100, 200, 400, 800, 1600, 3200)
 """Speeds of network ports in Gb/s: as GB/s without a unit, and more than such GPUs have, they are a mistake."""
 _BANDWIDTHS = ("hbm_gb_s", "nvlink_gb_s", "network_gb_s")
 _FABRIC = r"(?i:ethernet|infiniband|ib|roce|efa|edr|hdr|ndr|xdr|nics?|ports?|rails?|links?|hcas?)"
-_BANDWIDTH = re.compile(
+_BANDWIDTH = (  # patterns of cluster files are compiled when they are used
     rf"(?:([0-9]+)\s*(?:[x×*]|{_FABRIC}\s*(?:x|of|at|with)?)\s*)?"
     rf"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bits?/s|bits?|b[Ee]|BE|B/s)(?:\s+{_FABRIC})*"
 )
-_PER = re.compile(r"(?P<speed>.+?)\s*(?:per|/|a)\s*(?P<what>node|gpu)s?", re.IGNORECASE)
+_PER = r"(?i:(?P<speed>.+?)\s*(?:per|/|a)\s*(?P<what>node|gpu)s?)"
 NODE_NETWORK = "network_gb_s_per_node"
 SLOWEST_GB_S = 0.125  # 1 Gb/s per GPU: a smaller number without unit is probably a mistake
 USABLE_MEMORY = "memory_gib (of a GPU, less what is reserved)"
@@ -137,7 +137,7 @@ def _read_bandwidth(key: str, value: object) -> float:
     """Return GB/s from a number or a text with its unit, e.g. "400 Gb/s"."""
     if not isinstance(value, str):
         return _read_number(key, value)
-    read = _BANDWIDTH.fullmatch(value.strip())
+    read = re.fullmatch(_BANDWIDTH, value.strip())
     if read is None:
         raise BadTableError(
             f"{key} = {format_value(value)}: must be a positive number {UNITS[key]}; "
@@ -157,7 +157,7 @@ def read_network(table: Mapping[str, object], usual_gb_s: float, gpus_per_node: 
     if not given:
         return None
     key, value = given[0], table[given[0]]
-    per = _PER.fullmatch(value.strip()) if isinstance(value, str) else None
+    per = re.fullmatch(_PER, value.strip()) if isinstance(value, str) else None
     of_node = key == NODE_NETWORK
     if per is not None:
         if of_node and per["what"].lower() == "gpu":
@@ -181,7 +181,7 @@ def unit_assumed(table: Mapping[str, object]) -> str:
 
 def _reject_ports(key: str, value: str) -> None:
     """Raise for several ports of one GPU: they are usually a node's."""
-    read = _BANDWIDTH.fullmatch(value.strip())
+    read = re.fullmatch(_BANDWIDTH, value.strip())
     if read is not None and int(read[1] or 1) > 1:
         one = f"{read[2]} {read[3]}{read[4]}"
         raise BadTableError(

@@ -19,12 +19,13 @@ from .spec import ModelSpec
 
 SENTENCE_FILES = ("modules.json", "1_Pooling", "config_sentence_transformers.json")  # of sentence-transformers
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_LANGUAGE = re.compile(r"ForCausalLM|LMHead|ForConditionalGeneration|ForImageTextToText|ForPreTraining|DoubleHeads")
-_OTHER_TASK = re.compile(
+# Compiled when a config.json is read: models of the catalogue need none.
+_LANGUAGE = r"ForCausalLM|LMHead|ForConditionalGeneration|ForImageTextToText|ForPreTraining|DoubleHeads"
+_OTHER_TASK = (
     r"For(?:\w*Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|TextEncoding|MaskedLM|Retrieval|"
     r"\w*Embedding|\w*Reward\w*|Scor\w+|\w*Rank\w*)|RewardModel|EmbeddingModel|BiModel|CrossEncoder"
 )
-_BASE_CLASS = re.compile(r"\w+Model")
+_BASE_CLASS = r"\w+Model"
 _EMBEDDING = (
     "it is a sentence-transformers model ({found}): it embeds texts by pooling and has no LM head; here language "
     "models are trained to predict the next token"
@@ -64,12 +65,12 @@ def require_language_model(text: str) -> None:
     if marks:
         trainer = "train embedding models with SentenceTransformerTrainer of sentence-transformers"
         raise _refusal(text, _EMBEDDING.format(found=", ".join(marks)), config, trainer)
-    if any(_LANGUAGE.search(name) for name in classes) or "_class_name" in config:
+    if any(re.search(_LANGUAGE, name) for name in classes) or "_class_name" in config:
         return
-    if other := [name for name in classes if _OTHER_TASK.search(name)]:
+    if other := [name for name in classes if re.search(_OTHER_TASK, name)]:
         trainer = "train classifiers and rerankers with Trainer of transformers or CrossEncoderTrainer"
         raise _refusal(text, _OTHER_HEAD.format(found=other[0]), config, trainer)
-    if bare := [name for name in classes if _BASE_CLASS.fullmatch(name)]:
+    if bare := [name for name in classes if re.fullmatch(_BASE_CLASS, name)]:
         has_weights = in_folder and any(file_access.exists(str(folder / name)) for name in WEIGHTS)
         _require_head(text, bare[0], config, has_weights)
 

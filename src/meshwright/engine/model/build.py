@@ -33,7 +33,6 @@ def transformers_config(values: Mapping[str, Any]) -> Any:
 
     The quantization of a folder's files is left out: weights are dequantized as they are read, and saved plain.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
     values = _without_file_settings(values)
@@ -43,9 +42,10 @@ def transformers_config(values: Mapping[str, Any]) -> Any:
         raise InputError(f"transformers has no model type {model_type!r}", field="model", fix=("meshwright models",))
     try:
         config = AutoConfig.for_model(**values)
-    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
+    except Exception as error:  # config classes compute with the values, which may fail in any way
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise InputError(
-            f"transformers rejects the config of this {model_type}: {error}",
+            f"transformers rejects the config of this {model_type}: {reason}",
             field="model",
             fix=("correct the value in config.json, or download the folder again",),
         ) from None
