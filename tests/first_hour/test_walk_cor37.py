@@ -217,3 +217,23 @@ def test_a_shortened_plural_is_understood(tmp_path: Path) -> None:
     found = [one for one in check(str(config)).findings if one.field == "num_procs"]
     assert [one.severity for one in found] == ["error"]
     assert "num_processes" in found[0].message
+
+
+def test_the_data_of_a_fork_is_named_by_its_own_flag(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    right = MEGATRON.replace("size 3", "size 1").replace("--data-path d", "--train-weighted-split-paths-path w.txt")
+    script.write_text(f"torchrun --nproc_per_node 8 {right}\n")
+    assert errors(script) == set()
+    script.write_text(f"torchrun --nproc_per_node 8 {right.replace('--train-weighted-split-paths-path w.txt', '')}\n")
+    assert errors(script) == {"megatron-lm.no-data"}
+
+
+@pytest.mark.parametrize("config", ["", "--deepspeed --deepspeed_config ds.json"])
+def test_an_evaluation_takes_sizes_of_the_checkpoint(tmp_path: Path, config: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 1 tasks/eval_harness/evaluate.py --load c --num-layers -1 --hidden-size -1 "
+        "--num-attention-heads -1 --seq-length -1 --max-position-embeddings -1 --micro-batch-size 12 "
+        f"--tensor-model-parallel-size 1 --vocab-file v --merge-file m {config}\n"
+    )
+    assert errors(script) == set()

@@ -25,10 +25,12 @@ from meshwright.frameworks.megatron_lm.arguments import UNREAD_ARGS, key_of, par
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
 from meshwright.frameworks.megatron_lm.parse import (
     PROGRAMS,
+    TOOLS,
     TYPICAL_FLAGS,
     derived_fields,
     program_name,
     select_launch,
+    without_placeholders,
     words_of,
 )
 from meshwright.frameworks.megatron_lm.parse import complete as complete_megatron
@@ -98,6 +100,9 @@ def parse(content: Content) -> ParsedConfig:
         raise InputError("contains no Megatron-DeepSpeed command", field="file", value=content.path)
     args = parse_args(launch.args, arity)
     given = args.settings
+    if TOOLS.search(str(launch.program.value)):
+        does_not_train = msgspec.structs.replace(launch.program, unresolved="this program does not train")
+        given = {**without_placeholders(given), UNREAD_ARGS: does_not_train}
     own = own_flags(content, launch)
     config, findings, notes = _config(content, given)
     settings = translated(given, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ PROGRAMS = re.compile(r"pretrain_\w+|train_rl|finetune")
 DECODERS = re.compile(r"pretrain_(gpt|mamba|hybrid|retro)\w*|train_rl|finetune")
 OTHER_MODELS = ("model_provider", "language_model_type", "flextron")
 """Flags of programs whose model is more than the decoder that the flags describe."""
-TOOLS = re.compile(r"(^|/)tools/")
+TOOLS = re.compile(r"(^|/)tools/|(^|/)eval_harness/|(^|/)eval\w*\.py$")
 """Programs that take the same arguments but do not train."""
 TYPICAL_FLAGS = frozenset((
     "--num-layers", "--hidden-size", "--num-attention-heads", "--micro-batch-size", "--max-position-embeddings",
@@ -145,10 +145,17 @@ def select_launch(content: Content) -> LaunchCommand | None:
     return found[0] if found and TYPICAL_FLAGS & words_of(found[0].args) else None
 
 
+def without_placeholders(settings: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """Return the settings of an evaluation: it takes sizes that are -1 from the checkpoint."""
+    return {key: one for key, one in settings.items() if str(one.value) != "-1"}
+
+
 def _parsed(
     content: Content, args: ParsedArgs, launch: LaunchCommand | None, notes: tuple[str, ...] = (), is_found: bool = True
 ) -> ParsedConfig:
     settings = args.settings
+    if launch is not None and TOOLS.search(str(launch.program.value)):
+        settings = without_placeholders(settings)
     built = _built(settings, content, launch)
     if "yaml_cfg" in settings:
         notes = (*notes, "the --yaml-cfg file is not read; its values override these")

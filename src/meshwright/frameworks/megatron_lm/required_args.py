@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
-from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, HYBRID_SPEC, format_flag
+from meshwright.frameworks.megatron_lm.arguments import (
+    DEFAULT_TOKENIZER,
+    FROM_CHECKPOINT,
+    HYBRID_SPEC,
+    KEY_MAP,
+    format_flag,
+)
 from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import DATA_LISTS
 
 ASSERTED = "AssertionError in argument validation"
@@ -205,8 +213,14 @@ PRETRAINING = ("pretrain_gpt", "pretrain_hybrid", "pretrain_mamba", "pretrain_be
 OTHER_SOURCES = ("perform_rl_step", "finetune_hf_dataset", "finetune_data_files", "fim_data")
 
 
+OWN_SOURCE = re.compile(r"data(set|_path|$)|split_paths|mixture|blend|corpus")
+"""Flags of forks that name the data, such as --train-weighted-split-paths-path."""
+
+
 def no_data(ctx: RuleContext) -> Problem | None:
-    given = any(map(ctx.is_set, (*SOURCES, *OTHER_SOURCES)))
+    known = config_keys(KEY_MAP)
+    of_fork = any(OWN_SOURCE.search(key) for key in ctx.parsed.settings if key not in known)
+    given = of_fork or any(map(ctx.is_set, (*SOURCES, *OTHER_SOURCES)))
     if given or ctx.parsed.entry not in PRETRAINING or has_unread_args(ctx, *SOURCES) or not _trains(ctx):
         return None
     return Problem("no data source is set", ("--data-path PREFIX", "--mock-data"), key="data_path")
