@@ -55,4 +55,4 @@ class Peers:
             if time.monotonic() > end_s:
                 raise RuntimeError(f"a rank that shares the device did not arrive within {self.timeout_s:.0f} s")
             time.sleep(POLL_S)
-        return max(self.times[one * KEPT + number % KEPT] for one in group)
+        return float(max(self.times[one * KEPT + number % KEPT] for one in group))
