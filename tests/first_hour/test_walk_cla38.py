@@ -175,3 +175,80 @@ def test_remedies_name_graphs_that_can_be_captured() -> None:
         (change,) = graph_candidates(case_of(load(f"{model}_pretrain_config"), spec, cluster("16x8xH100"), "megatron"))
         assert change.values["kernels.cuda_graphs"] == impl
         assert bool(change.values.get("kernels.cuda_graph_scope")) == (impl != "local")
+
+
+ARGUMENTS = {
+    "num_layers": 44, "hidden_size": 2048, "ffn_hidden_size": 6144, "num_attention_heads": 32,
+    "group_query_attention": True, "num_query_groups": 4, "kv_channels": 128, "seq_length": 4096, "swiglu": True,
+    "num_experts": 96, "moe_router_topk": 6, "moe_ffn_hidden_size": 1024, "expert_model_parallel_size": 8,
+    "micro_batch_size": 1, "global_batch_size": 1024, "padded_vocab_size": 151936, "bf16": True, "world_size": 128,
+    "untie_embeddings_and_output_weights": True, "use_distributed_optimizer": True, "train_iters": 100000,
+}  # fmt: skip
+MEGATRON_STEP = (
+    " [2026-11-10 09:59:{second:02}] iteration {step:8}/  100000 | consumed samples: {samples:12} | elapsed time per "
+    "iteration (ms): 4600.0 | throughput per GPU (TFLOP/s/GPU): 143.2 | learning rate: 3.0E-04 | global batch size:  "
+    "1024 | lm loss: 3.1{step:02}E+00 | grad norm: 0.4 |"
+)
+TITAN_HEAD = """[rank0]:[titan] 2026-11-12 10:01:15,001 - root - INFO - Building llama3 8B with ModelArgs(dim=4096)
+[rank0]:[titan] 2026-11-12 10:01:16,101 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters
+[rank0]:[titan] 2026-11-12 10:01:18,501 - root - INFO - Trainer is initialized with local batch size 2, global batch \
+size 512, gradient accumulation steps 2, sequence length 8192, total steps 1000 (warmup 100).
+"""
+TITAN_STEP = (
+    "[rank0]:[titan] 2026-11-12 10:03:{second:02},178 - root - INFO - step: {step}  loss: 3.1{step:02}  grad_norm:  "
+    "0.46  memory: 47.32GiB(59.82%)  tps: 6,248  tflops: 361.66  mfu: 36.57%"
+)
+
+
+def write_logs() -> None:
+    """Write megatron.log, which prints its arguments, bare.log without them, and titan.log of llama3_8b."""
+    steps = [MEGATRON_STEP.format(second=step, step=step, samples=1024 * step) for step in range(1, 50)]
+    arguments = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in ARGUMENTS.items()]
+    begin, end = (f"{'-' * 24} {words} {'-' * 24}" for words in ("arguments", "end of arguments"))
+    world = "using world size: 128, data-parallel size: 128, tensor-model-parallel size: 1"
+    Path("megatron.log").write_text("\n".join([world, begin, *arguments, end, *steps]))
+    Path("bare.log").write_text("\n".join(steps))
+    titan_steps = [TITAN_STEP.format(second=step, step=step) for step in range(1, 50)]
+    Path("titan.log").write_text(TITAN_HEAD.replace("\\\n", "") + "\n".join(titan_steps))
+
+
+@pytest.mark.parametrize(
+    ("log", "model", "said"),
+    [
+        ("titan.log", "qwen3-30b-a3b", "titan.log is of llama3_8b, a model of 32 layers and 8.03 B parameters, not of"),
+        ("megatron.log", "qwen3-30b-a3b", "megatron.log is of a model of 44 layers"),
+        ("megatron.log", "llama3-8b", "not of llama3_8b, a model of 32 layers and 8.03 B parameters"),
+    ],
+)
+def test_a_model_that_contradicts_the_log_is_refused(meshwright: Any, log: str, model: str, said: str) -> None:
+    write_logs()
+    for verb in ("doctor", "calibrate"):
+        answer = meshwright(verb, log, *GPUS, "--model", model)
+        assert answer.code == 2
+        assert said in answer.err
+        assert "without --model" in answer.err
+        assert meshwright(verb, log, *GPUS).code != 2
+
+
+def test_a_model_that_agrees_with_the_log_is_accepted(meshwright: Any) -> None:
+    write_logs()
+    for model in ("llama3-8b", "llama31_8b"):
+        assert meshwright("doctor", "titan.log", *GPUS, "--model", model, "--json").json["model"].startswith("llama3")
+
+
+def test_a_model_is_for_the_log_that_names_none(meshwright: Any) -> None:
+    write_logs()
+    words = ("calibrate", "bare.log", "titan.log", *GPUS, "--json")
+    profile = meshwright(*words, "--model", "qwen3-30b-a3b").json
+    assert profile["runs"] == 2
+    assert "--model qwen3-30b-a3b is not used for titan.log, which names its own" in profile["source"]
+    assert set(profile["families"]) == {"llama", "qwen"}
+    answer = meshwright("calibrate", "megatron.log", "titan.log", *GPUS, "--model", "llama3-8b")
+    assert answer.code == 2
+    assert "megatron.log is of a model of 44 layers" in answer.err
+
+
+def test_the_suggested_gpus_are_as_many_as_the_log_has(meshwright: Any) -> None:
+    write_logs()
+    assert "--gpus 128xH100" in meshwright("doctor", "megatron.log").out
+    assert meshwright("doctor", "megatron.log", "--gpus", "128xH100").code != 2

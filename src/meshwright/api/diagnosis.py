@@ -9,25 +9,29 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import doctor
+from meshwright import doctor, models
 from meshwright.api import run_requests as requests
 from meshwright.api.planning import estimate
 from meshwright.api.questions import load_calibration
+from meshwright.api.resolve import typed_model
 from meshwright.api.responses import Part, Response, Severity, copied
-from meshwright.api.targets import file_of
+from meshwright.api.targets import file_of, recipe_for
 from meshwright.api.verb_function import verb
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import (
     assumptions,
     closest_recipe,
+    contradicting_model,
     degrees_that_divide,
+    described,
     file_differences,
     gpus_of,
     gpus_unknown,
     inferred_batch,
     logged_goal,
     logged_overrides,
+    same_model,
     stated_fields,
     trainer_layout,
     with_all_gpus,
@@ -40,6 +44,7 @@ from meshwright.frameworks.required_changes import ChangedFile
 from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.planner import calibration_notes
 from meshwright.recipes import index
+from meshwright.recipes.case import model_of
 from meshwright.recipes.types import recipe_fields
 
 if TYPE_CHECKING:
@@ -155,6 +160,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         if case is None and overrides:
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
+        _require_same_model(run, request)
         goal, goal_note = logged_goal(run, request.recipe or request.model or "")
         if request.goal is None and goal is not None:
             request = msgspec.structs.replace(request, goal=goal)
@@ -164,12 +170,29 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         notes = tuple(assumptions(run, case, overrides, reduced))
         if (closest := closest_recipe(case)) and request.recipe is None:
             notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
+        other = contradicting_model(run, case.model)
+        notes = (*((f"{other}: the estimate is for the latter",) if other else ()), *notes)
         notes = (goal_note, *notes) if goal_note else notes
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"{gpus_unknown(run)}: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None:
         _require_same_gpus(run, case)
     return case, notes
+
+
+def _require_same_model(run: Run, request: requests.Doctor) -> None:
+    """Raise InputError if the log, or the file that ran, names another model than the user."""
+    if request.model is None:
+        return
+    typed = models.find(typed_model(request.model))
+    reason = contradicting_model(run, typed)
+    if not reason and request.recipe is not None:
+        with suppress(InputError):  # a file that names no model
+            own = model_of(recipe_for(request.recipe, gpus=request.gpus))
+            if not same_model(own, typed):
+                reason = f"{request.recipe} is of {described(own)}, not of {typed.name}, {described(typed)}"
+    if reason:
+        raise InputError(reason, field="model", value=request.model, fix=("without --model",))
 
 
 def _require_same_gpus(run: Run, case: Case) -> None:

@@ -7,9 +7,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import extras
+from meshwright import doctor, extras
 from meshwright.api import requests
 from meshwright.api.diagnosis import run_and_case, stated_by
 from meshwright.api.measured_runs import (
@@ -32,6 +33,7 @@ from meshwright.costs.calibrate import MachineProfile
 from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.costs.runs_table import template
 from meshwright.display import Listing
+from meshwright.doctor.match_recipe import logged_model
 from meshwright.errors import InputError
 from meshwright.hub import no_downloads
 from meshwright.stages import stage
@@ -100,10 +102,24 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
 
 def _fitted(runs: Sequence[str], request: requests.Calibrate) -> list[MachineProfile]:
     """Return the profiles that some runs fit."""
-    tables = [_measured(Path(path), request) for path in runs]
+    own = _with_own_models(runs, request)
+    alone = msgspec.structs.replace(request, model=None)
+    tables = [_measured(Path(path), alone if path in own else request) for path in runs]
+    notes = [f"--model {request.model} is not used for {path}, which names its own" for path in own]
+    tables.append(([], notes))
     rows = [row for table, _ in tables for row in table]
     what = "; ".join([", ".join(runs), *(note for _, notes in tables for note in notes)])
     return calibration.from_runs(rows, what, one_type=bool(request.out))
+
+
+def _with_own_models(runs: Sequence[str], request: requests.Calibrate) -> list[str]:
+    """Return the logs that name their own model, for which --model is not used: it is for those of several without."""
+    if request.model is None or request.recipe is not None or len(runs) == 1:
+        return []
+    files = [path for path in runs if Path(path).is_file()]
+    logs = [path for path in files if not is_table(Path(path)) and rehearsal_in(Path(path)) is None]
+    named = [path for path in logs if logged_model(doctor.read(path)) is not None]
+    return named if len(named) < len(logs) else []
 
 
 def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement], list[str]]:

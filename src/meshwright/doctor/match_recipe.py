@@ -18,6 +18,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.schedule_units import length_keys, with_lengths
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete
 from meshwright.frameworks.to_recipe import import_recipe as read_framework
+from meshwright.models import ModelSpec
 from meshwright.planner import Question, case_of, plan_fixed
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
@@ -32,6 +33,7 @@ ROUNDED = 1e-4  # relative error of a number that a log prints
 ANY_BATCH = 32  # samples up to which every number is usual
 ODD_PARTS = (1, 3, 5, 7, 9, 15)  # of usual batch sizes: 1024 = 1 × 2^10, 384 = 3 × 2^7
 LEAST_STEPS = 5
+SAME_BLOCKS = 0.05  # relative difference of block parameters of one model: with and without prediction heads
 FP32_BYTES = 4
 NAME_IT = "add --recipe NAME, or --model FOLDER with its config.json"
 NO_RECIPE = "no estimate: the log does not name the model; add --recipe NAME --gpus 8xH100"
@@ -64,6 +66,50 @@ def case_of_run(
     if cluster is None and (run.header.model or run.header.recipe_name):
         return None, _no_gpus(run)
     return None, NO_RECIPE
+
+
+def logged_model(run: Run) -> ModelSpec | None:
+    """Return the model that the log itself names or describes; None if it has none that is known here."""
+    header = run.header
+    with suppress(InputError):  # a folder of another machine, or arguments that do not describe a model
+        if header.recipe is not None:
+            return None if header.tiny else model_of(header.recipe)
+        if header.arguments:
+            return _read_arguments(run, ()).model
+        if header.recipe_name and index.is_known(header.recipe_name):
+            return model_of(index.load(header.recipe_name))
+        if header.model:
+            return models.find(header.model)
+    return None
+
+
+def contradicting_model(run: Run, other: ModelSpec) -> str:
+    """Return how a model contradicts the one that the log names; empty if it does not."""
+    logged = logged_model(run)
+    whole = not missing_arguments(run)  # otherwise the width of its blocks may be a default
+    if logged is None or same_model(logged, other, whole):
+        return ""
+    named = "" if run.header.arguments else f"{logged.name}, "
+    return f"{run.file} is of {named}{described(logged)}, not of {other.name}, {described(other)}"
+
+
+def same_model(one: ModelSpec, other: ModelSpec, whole: bool = True) -> bool:
+    """Return whether two models have the same blocks; `whole`: the width of both is known too."""
+    blocks = (_block_parameters(one), _block_parameters(other))
+    return _shape(one) == _shape(other) and (not whole or isclose(*blocks, rel_tol=SAME_BLOCKS))
+
+
+def _shape(model: ModelSpec) -> tuple[int, int]:
+    return model.num_layers, model.hidden
+
+
+def _block_parameters(model: ModelSpec) -> int:
+    """Return the parameters without the vocabulary's, which logs state padded or not at all."""
+    return model.params.total - model.params.embedding - model.params.head
+
+
+def described(model: ModelSpec) -> str:
+    return f"a model of {model.num_layers} layers and {model.params.total / 1e9:.2f} B parameters"
 
 
 def logged_overrides(run: Run, extra: tuple[str, ...]) -> tuple[str, ...]:
@@ -446,7 +492,7 @@ def _no_gpus(run: Run) -> str:
         return f"no estimate: the log names the GPU ({gpu}) but not how many; add --gpus 8x{gpu}"
     if gpu:
         return f"no estimate: {gpus_unknown(run)}; add --gpus {run.header.world}x{_nearest_gpu(run)}"
-    return f"no estimate: {NO_GPUS}; add --gpus 8xH100"
+    return f"no estimate: {NO_GPUS}; add --gpus {run.header.world or run.header.data_ranks or 8}xH100"
 
 
 def gpus_unknown(run: Run) -> str:
