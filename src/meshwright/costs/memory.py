@@ -310,7 +310,7 @@ def _gathered(case: Case, params: RankParams, layers: float) -> Column:
     params = as_stored(case, params)
     full = BYTES[case.compute]
     mixed = case.is_moe and not fp8_experts(case)  # experts keep the compute format
-    in_fp8 = 1 + params.routed / params.total * (full - 1) if mixed else 1
+    in_fp8 = 1 + params.routed / larger(params.total, 1) * (full - 1) if mixed else 1  # a rank may hold no weight
     size = where(case.fp8_gather, in_fp8, full)  # a column where only some layouts gather in FP8
     if memory_profile(case).lean_gather:
         pipeline = _units(case, params, layers)

@@ -10,6 +10,7 @@ import msgspec
 from meshwright import config_io
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.other_versions import is_rejected
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.rules import Finding
 
@@ -31,7 +32,7 @@ def tried_fixes(content: Content, findings: Sequence[Finding], findings_after: F
     """Return the findings with fixes that work: all settings of a fix together, or the first that works alone."""
     if not content.settings:  # a script, whose settings come from a command line
         return tuple(findings)
-    errors = [one for one in findings if one.severity == "error"]
+    errors = [one for one in findings if is_rejected(one)]
     resolving: dict[tuple[str, str], Finding] = {}
     tried = [
         _tried(content, one, errors, findings_after, findings, resolving) if one.fix else one for one in findings[:MOST]
