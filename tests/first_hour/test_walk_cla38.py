@@ -187,9 +187,9 @@ ARGUMENTS = {
     "untie_embeddings_and_output_weights": True, "use_distributed_optimizer": True, "train_iters": 100000,
 }  # fmt: skip
 MEGATRON_STEP = (
-    " [2026-11-10 09:{minute:02}:{second:09.6f}] iteration {step:8}/  100000 | consumed samples: {samples:12} | elapsed "
-    "time per iteration (ms): 4600.0 | throughput per GPU (TFLOP/s/GPU): 143.2 | learning rate: 3.0E-04 | global batch "
-    "size:  1024 | lm loss: 3.1{step:02}000E+00 | loss scale: 1.0 | grad norm: 0.441 | number of skipped iterations:   0 |"
+    " [2026-11-10 09:{minute:02}:{second:09.6f}] iteration {step:8}/  100000 | consumed samples: {samples:12} | "
+    "elapsed time per iteration (ms): 4600.0 | throughput per GPU (TFLOP/s/GPU): 143.2 | learning rate: 3.0E-04 | "
+    "global batch size:  1024 | lm loss: 3.1{step:02}000E+00 | loss scale: 1.0 | grad norm: 0.441 |"
 )
 TITAN_HEAD = """[rank0]:[titan] 2026-11-12 10:01:15,001 - root - INFO - Building llama3 8B with ModelArgs(dim=4096)
 [rank0]:[titan] 2026-11-12 10:01:16,101 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters
