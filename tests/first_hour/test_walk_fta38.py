@@ -273,3 +273,33 @@ def test_recommend_for_a_small_dataset_suggests_a_batch_with_more_updates(
     (line,) = (one for one in answer.out.splitlines() if "more updates of your data" in one)
     assert "train.global_batch_size=8 train.epochs=3" in line
     assert "128 samples per step leave only" in line
+
+
+def test_check_of_a_front_end_file_counts_the_dataset_that_is_typed(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = '{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "%s"}]}\n'
+    Path("chats.jsonl").write_text(row % ("why " * 100, "so " * 200) * 640, encoding="utf-8")
+    text = FACTORY.replace("num_train_epochs: 3.0", "num_train_epochs: 30.0\nmax_samples: 100\nsave_steps: 500")
+    Path("lf.yaml").write_text(text.replace("cutoff_len: 2048", "cutoff_len: 32768"), encoding="utf-8")
+    answer = meshwright("check", "lf.yaml", "--gpus", "2x4090", "--dataset", "chats.jsonl")
+    assert "at most 1,200 steps of 16 samples (fewer with max_samples)" in answer.out
+    assert "more than 5 epochs mostly memorize the data, 3 are usual" in answer.out
+    assert "data.seq_length=512 estimates this data" in answer.out
+    assert "of 16 samples" not in meshwright("check", "lf.yaml", "--gpus", "2x4090").out
+
+
+@pytest.mark.parametrize(("has_gpu", "is_kept"), [(False, False), (True, True)])
+def test_tiny_runs_eagerly_on_a_cpu_though_the_command_of_a_plan_compiles(
+    has_gpu: bool, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from meshwright.api import run
+    from meshwright.engine import train
+
+    started: list[dict[str, Any]] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "train", lambda recipe, spec, pinned: started.append(dict(pinned)))
+    monkeypatch.setattr(run, "_has_gpu", lambda: has_gpu)
+    mw.train("llama3_8b_peft_config", tiny=True, overrides=["kernels.compile=true"])
+    assert ("kernels.compile" in started[0]) == is_kept

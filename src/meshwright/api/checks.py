@@ -18,7 +18,7 @@ from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.check_targets import SkippedFile, is_config_folder, is_glob, is_model_with_configs
 from meshwright.api.data_findings import check_data, data_findings
-from meshwright.api.dataset_length import epochs_beside, epochs_of
+from meshwright.api.dataset_length import epochs_beside, epochs_of, length_notes
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.questions import load_calibration
@@ -50,6 +50,8 @@ from meshwright.recipes.types import ENGINES, Data, Recipe, field_value, recipe_
 from meshwright.rules import Finding as RuleFinding
 
 NO_OVERRIDE = "no override was found that resolves it"
+LEAVES_OUT = ("max_samples", "val_size", "val_set_size", "split_dataset_ratio")
+"""Keys of front ends that train on fewer rows than the dataset has."""
 OF_A_RUN = ("data.dataset", "data.blend", "train.steps", "train.epochs")  # what each run sets, also with options
 
 
@@ -140,7 +142,7 @@ def _check(request: requests.Check) -> CheckResult:
             fix = (f"meshwright estimate {content.path} --engine {request.engine}", "without --engine")
             raise InputError(f"the file is for {theirs.engine}", field="engine", value=request.engine, fix=fix)
         goal: Any = request.goal
-        return frameworks.check(
+        result = frameworks.check(
             theirs,
             content,
             gpus=frameworks.stated_gpus(theirs, content, None if request.gpus is None else str(request.gpus)),
@@ -151,6 +153,10 @@ def _check(request: requests.Check) -> CheckResult:
             batch_note=True,
             count=epochs_beside(content.folder),
         )
+        typed = any(one.partition("=")[0].strip() == "data.dataset" for one in request.overrides)
+        fewer = [key for key in LEAVES_OUT if key in content.settings]
+        notes = tuple(length_notes(result.recipe, result.engine, fewer)) if typed and result.recipe is not None else ()
+        return msgspec.structs.replace(result, notes=(*result.notes, *notes)) if notes else result
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)
     engine = request.engine or job.engine

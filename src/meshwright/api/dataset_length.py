@@ -103,6 +103,34 @@ def batch_for_updates(
     )
 
 
+SHORT_ROWS = 2  # times shorter than seq_length from which the longest row is reported
+
+
+def length_notes(recipe: Recipe, engine: Engine, fewer: Iterable[str] = ()) -> Iterable[str]:
+    """Yield the steps that the epochs of a framework's file have on the user's data, and how long its rows are.
+
+    `fewer` are keys of the file that leave rows out.
+    """
+    epochs, train = epochs_of(recipe, engine), recipe.train
+    if epochs is None:
+        return
+    most = "at most " if (left := ", ".join(fewer)) else ""
+    text = f"{epochs.source}: {most}{plural(ceil(epochs.samples / train.global_batch_size), 'step')}"
+    text += f" of {plural(train.global_batch_size, 'sample')}" + (f" (fewer with {left})" if left else "")
+    many = f"; more than {MANY_PASSES} epochs mostly memorize the data, {USUAL_EPOCHS} are usual"
+    yield text + (many if train.epochs > MANY_PASSES else "")
+    lengths, seq = _own_lengths(recipe), recipe.data.seq_length
+    if lengths is None or padding_of(recipe, engine).to != "micro_batch":
+        return
+    longest = ceil(lengths.max())
+    if longest * SHORT_ROWS <= seq:
+        yield (
+            f"the longest row of {recipe.data.dataset} has about {plural(longest, 'token')}, and a batch is padded to "
+            f"its longest row: memory and time are those of {seq:,} tokens, which no batch has; "
+            f"data.seq_length={1 << (longest - 1).bit_length()} estimates this data"
+        )
+
+
 def _repeats_often(recipe: Recipe) -> bool:
     """Return whether a run by steps repeats the user's data more often than is of use."""
     counted = _count(recipe) if looks_like_path(recipe.data.dataset) and not file_access.closed() else None

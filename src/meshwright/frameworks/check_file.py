@@ -184,14 +184,15 @@ def _check(
     open_fields = _of_memory(imported, candidates[0]) if known and cases else ()
     estimate = costs.estimate(cases[0]) if known and cases and not open_fields else None
     buildable = not any(one.severity == "error" for one in ours)
+    sized = _with_counted_steps(recipe, count)
     launch = imported_launch(content, imported.parsed)
     findings = [
         *imported.parsed.findings,
         *_repeated_keys(framework, content),
         *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
-        *saving_findings(imported, recipe, estimate, buildable, cases[0] if cases else None, launch),
-        *resume_findings(imported, recipe, estimate, launch),
-        *trainer_saving_findings(imported, recipe, estimate, content, launch, cases[0] if cases else None),
+        *saving_findings(imported, sized, estimate, buildable, cases[0] if cases else None, launch),
+        *resume_findings(imported, sized, estimate, launch),
+        *trainer_saving_findings(imported, sized, estimate, content, launch, cases[0] if cases else None),
         *model_findings(imported, model),
         *imported.mapped.findings,
         *theirs,
@@ -231,6 +232,15 @@ def _repeated_keys(framework: Framework, content: Content) -> Iterator[Finding]:
         message = f"{one.key} is set twice, in lines {one.first} and {one.last}: {effect}"
         fix = (f"remove one of lines {one.first} and {one.last}",)
         yield Finding("key.repeated", severity, one.key, message, fix, content.path, one.last)
+
+
+def _with_counted_steps(recipe: Recipe, count: Count) -> Recipe:
+    """Return the recipe with the steps of its epochs, where they can be counted."""
+    epochs = count(recipe)
+    if epochs is None:
+        return recipe
+    steps = max(1, -(-epochs.samples // recipe.train.global_batch_size))
+    return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=steps, epochs=0.0))
 
 
 def _counted(case: Case, count: Count, warmup: WarmupShare) -> Case:
