@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import meshwright as library
 from meshwright import costs, rules
+from meshwright.cli.run import run
 from meshwright.frameworks.applied_fixes import fixed_text
 from meshwright.planner.search import has_headroom
 from meshwright.planner.space import MODULE_SETS
@@ -102,3 +104,78 @@ def test_the_optimizer_in_host_memory_comes_with_the_flag_that_it_needs(tmp_path
     found = library.diagnose(str(tmp_path / "run.log"), recipe=str(script), gpus="4x8xH100", model=MOE)
     flags = [one.there for finding in found.findings for one in finding.remedies]
     assert ("--optimizer-cpu-offload", "--use-precision-aware-optimizer") in flags
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "megatron-bridge", "automodel"])
+def test_an_export_says_that_the_folder_of_the_model_has_no_tokenizer(framework: str, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config = {"model_type": "qwen3", "intermediate_size": 3072, "vocab_size": 64000, "head_dim": 64, **sizes}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def notes(name: str, *overrides: str) -> str:
+        typed = {"to": framework, "gpus": "8xH100", "goal": "pretrain", "out": str(tmp_path / name)}
+        return " ".join(library.export(str(folder), overrides=list(overrides), **typed).written.notes)
+
+    assert "has no tokenizer" in notes("a", "data.dataset=/data/text_document")
+    assert "has no tokenizer" not in notes("b")  # random tokens
+    (folder / "tokenizer.json").write_text("{}")
+    assert "has no tokenizer" not in notes("c", "data.dataset=/data/text_document")
+
+
+OWN_MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 1024,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 96,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 44,
+    "vocab_size": 64000,
+    "max_position_embeddings": 32768,
+}
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+
+[training]
+local_batch_size = 4
+global_batch_size = 500
+seq_len = 8192
+steps = 1000
+
+[parallelism]
+tensor_parallel_degree = 16
+
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+
+
+def test_a_batch_of_other_divisors_is_offered_where_it_is_much_faster(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OWN_MOE))
+    found = library.recommend(str(tmp_path), gpus="24x8xH100", goal="pretrain").suggestions
+    texts = [" ".join(one.overrides) for one in found if one.title == "fit the batch to the GPUs"]
+    assert any("train.global_batch_size=1152" in one for one in texts)
+    assert any("train.global_batch_size=1536 optimizer.lr=" in one for one in texts)  # 27 % less time per token
+
+
+def test_check_names_the_batch_that_divides_next_to_a_slow_repair(tmp_path: Path) -> None:
+    file = tmp_path / "titan_8b.toml"
+    file.write_text(TITAN)
+    notes = " ".join(library.check(str(file), gpus=NODES).notes)
+    assert "training.global_batch_size = 512" in notes
+
+
+def test_explain_lists_the_keys_of_many_fixes_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run(["explain", "memory.tight"])
+    line = next(one for one in capsys.readouterr().out.splitlines() if one.strip().startswith("fix"))
+    assert line.count("layout.micro_batch_size") == 1
+    assert " or layout" not in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.console import console, escape, table
@@ -133,9 +134,20 @@ def explain(answer: Answer, found: Any) -> None:
         out.print(f"[{color}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
         out.print(f"    symptom  {escape(r['symptom'])}\n    cause    {escape(r['cause'])}")
         if r["fix"]:
-            out.print("    fix      " + " or ".join(" + ".join(fix) for fix in r["fix"]))
+            out.print("    fix      " + _fix_of_rule(r["fix"]))
         for raised in r["messages"] if kind == "rule" else ():
             out.print(f"    message  {escape(raised['text'])}  [dim]{escape(raised['source'])}[/]")
+
+
+MOST_FIXES = 5  # that are listed one by one
+
+
+def _fix_of_rule(fixes: Sequence[Sequence[str]]) -> str:
+    """Return the keys that resolve a rule: each set of them, or all of them if there are many sets."""
+    if len(fixes) <= MOST_FIXES:
+        return " or ".join(" + ".join(fix) for fix in fixes)
+    keys = dict.fromkeys(key for fix in fixes for key in fix)
+    return f"one or several of {', '.join(keys)}; check and recommend name the change that resolves it in your case"
 
 
 def _print_field(out: Any, answer: Answer) -> None:

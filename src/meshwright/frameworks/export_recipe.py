@@ -12,7 +12,7 @@ from meshwright.choices import GOALS
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import ENVIRONMENT
+from meshwright.frameworks.initial_weights import ENVIRONMENT, tokenizer_notes
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.mapping import NO_KEY, relevant_fields, same_value
 from meshwright.frameworks.model_match import model_path, own_numbers
@@ -41,6 +41,9 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     set_later = _set_by_scripts(framework, written, recipe, model, on, [one.field for one in lost])
     lost = tuple(_with_scripts(one, written) if one.field in set_later else one for one in lost)
     written = msgspec.structs.replace(written, first_file_lacks=set_later)
+    if framework.name not in READS_OTHERWISE:
+        notes = (*written.notes, *tokenizer_notes(recipe, model))
+        written = msgspec.structs.replace(written, notes=tuple(dict.fromkeys(notes)))
     without_key = tuple(_with_what_applies(framework, one) for one in written.unmapped)
     return msgspec.structs.replace(written, unmapped=(*without_key, *numbers, *lost))
 
@@ -87,6 +90,7 @@ def _is_derived(one: UnmappedField, back: Recipe) -> bool:
 
 SHARDING = ("layout.strategy", "layout.dp_replicate", "layout.dp_shard")
 ARGUMENTS_FILE = ("deepspeed", "accelerate")  # exports with a file of the Trainer's arguments
+READS_OTHERWISE = ("torchtitan", *ARGUMENTS_FILE)  # has a note of its own; programs that open the tokenizer themselves
 NAMES_A_MODEL = ("automodel",)  # and has no file for another; torchtitan's export defines a flavor
 NAMED_BY_MODEL = ("checkpoint.pretrained", "data.tokenizer")  # unset, they are those of the model's hub id
 GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}

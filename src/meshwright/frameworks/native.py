@@ -116,7 +116,7 @@ def batch_notes(
         return ()
     # Errors of a launcher or of a framework's own rules change no step time.
     wrong = {one.rule for one in found if one.severity == "error" and one.rule in rules.all_rules()}
-    if wrong - OF_COUNTS:
+    if wrong - OF_COUNTS and repair is None:
         return ()
     if wrong:
         step_s = (repair.step_s or 0.0) if repair is not None and not repair.contract else 0.0

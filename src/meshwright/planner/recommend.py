@@ -26,7 +26,7 @@ from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question
 from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.repair import contradiction, error_messages
 from meshwright.planner.rivals import with_fastest_degrees
-from meshwright.planner.scaling import divisible_batches, suggestions
+from meshwright.planner.scaling import divisible_batches, halved_batches, lr_of_shifted_batch, suggestions
 from meshwright.planner.search import (
     LAYOUT_NAMES,
     SEARCHED_NAMES,
@@ -326,30 +326,55 @@ def with_layout(recipe: Recipe, layout: Mapping[str, Any]) -> Recipe:
 
 
 def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Suggestion]:
-    """Yield a batch near the recipe's whose best layout trains more samples per second than the layout found."""
+    """Yield a batch near the recipe's whose best layout trains more samples per second than the layout found.
+
+    Also one further away, with its learning rate, if that is much faster still.
+    """
+    train, world = baseline.requested.train, int(baseline.case.world)
+    near = _faster_batch(baseline, found, divisible_batches(train.global_batch_size, world))
+    far = _faster_batch(baseline, found, halved_batches(train.global_batch_size, world))
+    shown = [near] if near is not None else []
+    if far is not None and (near is None or far.per_sample < SUGGEST_BELOW * near.per_sample):
+        shown.append(far)
+    yield from (one.suggestion for one in shown)
+
+
+class _FasterBatch(NamedTuple):
+    """The suggestion of another batch, and the time of one of its samples."""
+
+    suggestion: Suggestion
+    per_sample: float
+
+
+def _faster_batch(baseline: Baseline, found: Candidate, batches: Iterable[int]) -> _FasterBatch | None:
+    """Return the fastest of some batches, if its gain over the layout found is worth a try."""
     train, scored = baseline.requested.train, []
-    for batch in divisible_batches(train.global_batch_size, int(baseline.case.world)):
+    for batch in batches:
         one = best(_with_batch(baseline, batch).case, baseline.pinned, quick=True)
         if one is not None and one.has_headroom >= found.has_headroom and one.fits:
             scored.append((one.step_s / batch, batch))
     if not scored:
-        return
+        return None
     per_sample, batch = min(scored)
     if 1 - per_sample * train.global_batch_size / found.step_s < 1 - SUGGEST_BELOW:  # no step time if it does not fit
-        return
+        return None
     moved = _with_batch(baseline, batch)
     other = best(moved.case, baseline.pinned)  # all of the search, so that asking with this batch gives these figures
     if other is None:
-        return
-    gain = 1 - _planned_step_s(moved, other) / batch * train.global_batch_size / _planned_step_s(baseline, found)
+        return None
+    planned_s = _planned_step_s(moved, other) / batch
+    gain = 1 - planned_s * train.global_batch_size / _planned_step_s(baseline, found)
     gained = f"estimated {gain:.0%} less time per token" if found.fits else "a layout fits with it"
     different = {name: other.layout[name] for name in SEARCHED_NAMES if other.layout[name] != found.layout[name]}
-    overrides = as_overrides(different)
+    overrides = [f"train.global_batch_size={batch}", *as_overrides(different)]
+    rate = lr_of_shifted_batch(baseline.case, batch)
+    if rate is not None and "lr" not in _typed(baseline):
+        overrides.insert(1, f"optimizer.lr={rate:g}")
     why = (
         f"{gained}: {train.global_batch_size} divides into few layouts of "
         f"{int(baseline.case.world)} GPUs, {batch} into more"
     )
-    yield Suggestion("fit the batch to the GPUs", (f"train.global_batch_size={batch}", *overrides), why)
+    return _FasterBatch(Suggestion("fit the batch to the GPUs", tuple(overrides), why), planned_s)
 
 
 def with_fewer_nodes(baseline: Baseline, plan: Plan) -> Plan:

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.notes import no_notes
-from meshwright.planner.batch_rate import LAWS, high_lr_rules, is_too_high, scaled_lr
+from meshwright.planner.batch_rate import LAWS, high_lr_rules, is_too_high, lr_of_batch, scaled_lr
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.plan import Suggestion
 from meshwright.planner.search import as_overrides, best, changed_values, score
@@ -25,6 +25,7 @@ MAX_TOKENS = 16 * 2**20  # per step; about the largest published
 MAX_BATCH_GROWTH = 16  # of the batch; learning-rate scaling is untested beyond
 MIN_BATCH_GROWTH = 1.25  # below this, a larger batch is not worth a new experiment
 MAX_BATCH_SHIFT = 1 / 8  # of the batch; the learning rate can stay
+MAX_HALVED = 1.5  # times the batch, or its inverse: a batch that is suggested for its divisors
 MIN_TOKENS_PER_GPU = 4096  # per GPU and step
 MIN_FP8_GAIN = 0.03  # of the step time
 MIN_SLOWDOWN = 1.1  # of the time per sample in a batch that divides into few layouts
@@ -52,6 +53,26 @@ def divisible_batches(batch: int, world: int) -> list[int]:
         if near or step % 2:
             return near
         step //= 2
+
+
+def halved_batches(batch: int, world: int) -> list[int]:
+    """Return the samples per GPU that are a power of two, next to those of a batch that the GPUs do not divide.
+
+    Such a batch halves as often as possible: into many micro batches, stages and accumulated steps.
+    """
+    if batch % world == 0 or batch < world:
+        return []
+    below = world << ((batch // world).bit_length() - 1)
+    near = {*divisible_batches(batch, world)}
+    return [one for one in (below, 2 * below) if one not in near and 1 / MAX_HALVED <= one / batch <= MAX_HALVED]
+
+
+def lr_of_shifted_batch(case: Case, batch: int) -> float | None:
+    """Return the learning rate of another batch, if it is so far from the case's that the rate should change."""
+    if abs(batch / int(case.global_batch_size) - 1) <= MAX_BATCH_SHIFT:
+        return None
+    rate = lr_of_batch(case, batch)
+    return None if rate == float(case.lr) else rate
 
 
 class FittingBatch(NamedTuple):
