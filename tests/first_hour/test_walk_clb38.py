@@ -6,12 +6,15 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import meshwright as library
 from meshwright import costs, rules
 from meshwright.cli.run import run
 from meshwright.frameworks.applied_fixes import fixed_text
+from meshwright.notes import collected_notes
+from meshwright.planner.explain import why_changed
 from meshwright.planner.search import has_headroom
 from meshwright.planner.space import MODULE_SETS
 
@@ -30,11 +33,13 @@ def test_no_single_override_of_recompute_beats_the_recommended_plan() -> None:
 
 
 def test_the_reason_of_recompute_names_the_modules_that_were_compared() -> None:
-    changes = {one.field: one.why for one in library.recommend(MOE, gpus=NODES, goal="pretrain").changes}
-    assert "moe: -1% step time" in changes["layout.recompute_modules"]
-    assert "leave too little" in changes["layout.recompute_modules"]
-    fewer = {one.field: one.why for one in library.recommend(MOE, gpus="4x8xH100", goal="pretrain").changes}
-    assert "selective of moe would need" in fewer["layout.recompute"]
+    plan = library.recommend(MOE, gpus=NODES, goal="pretrain")
+    base = msgspec.structs.replace(plan.base.layout, recompute="selective", recompute_modules=("moe",))
+    full = plan.case.replace(recompute="full", recompute_modules=())
+    assert "all else equal, selective of moe" in why_changed(full, "recompute", "selective", base)
+    assert why_changed(full, "recompute_modules", ("moe",), base) == "follows recompute"
+    more = plan.case.replace(recompute="selective", recompute_modules=("layernorm", "moe"))
+    assert "all else equal, moe: -1% step time" in why_changed(more, "recompute_modules", ("moe",), base)
 
 
 def test_pinned_selective_recompute_is_as_fast_as_the_same_found_without_the_pin() -> None:
@@ -179,3 +184,29 @@ def test_explain_lists_the_keys_of_many_fixes_once(capsys: pytest.CaptureFixture
     line = next(one for one in capsys.readouterr().out.splitlines() if one.strip().startswith("fix"))
     assert line.count("layout.micro_batch_size") == 1
     assert " or layout" not in line
+
+
+PROFILE = """gpu = "H100"
+source = "fitted to 1 run of megatron.log"
+clock = 0.6485
+engines = ["megatron"]
+families = ["qwen"]
+largest_world = 128
+runs = 1
+error_pct = 13.22
+error_before_pct = 31.28
+"""
+
+
+def test_compare_says_that_a_calibration_was_applied_and_whose_runs_it_has(tmp_path: Path) -> None:
+    (tmp_path / "meg.toml").write_text(PROFILE)
+    with collected_notes() as notes:
+        library.compare(
+            "qwen3-8b",
+            gpus="8xH100",
+            goal="pretrain",
+            engines="meshwright,megatron",
+            calibration=str(tmp_path / "meg.toml"),
+        )
+    assert any(one.startswith("calibration of H100") and "applied" in one for one in notes)
+    assert any("its runs are of megatron: meshwright may differ" in one for one in notes)

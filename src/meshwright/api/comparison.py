@@ -35,6 +35,7 @@ from meshwright.costs.uncertainty import error_bands
 from meshwright.display import Readable, Row, plural, titled
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks import UnmappedField
+from meshwright.notes import note
 from meshwright.planner import Plan, Question
 from meshwright.recipes.capabilities import CAPABILITIES
 from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
@@ -148,13 +149,33 @@ def compare(request: requests.Compare) -> Comparison | RunComparison:
     engines = _engines(request.engines)
     if len(targets) == 1:
         sides, own = _on_engines(request, engines or ENGINES)
+        _note_calibration(sides)
         return Comparison("engines", sides, _ranked(sides, own), own)
     if engines is not None and len(engines) > 1:
         reason = "compare one target on several engines, or several targets on one"
         fix = (f"--engines {engines[0]}", f"meshwright compare {request.target} --engines {request.engines}")
         raise InputError(reason, field="engines", value=request.engines, fix=fix)
     sides = tuple(_side(request, target, engines[0] if engines else None) for target in targets)
+    _note_calibration(sides)
     return Comparison("targets", sides, _ranked(sides))
+
+
+def _note_calibration(sides: Sequence[Side]) -> None:
+    """Note whether the user's calibration applies, and to which engines its runs do not belong.
+
+    It is applied to all sides: a comparison of calibrated with other estimates would rank the calibration.
+    """
+    questions = [one.plan.question for one in sides if one.plan is not None]
+    for question in questions[:1] if questions and questions[0].calibration is not None else ():
+        machine = question.calibration.machine
+        ran = () if machine is None else machine.engines
+        others = [one.engine for one in questions if ran and one.engine not in ran]
+        known = next((one.engine for one in questions if one.engine not in others), question.engine)
+        for text in planner.calibration_notes(question.calibration, question.cluster.gpu, known):
+            note(text)
+        if others and known not in others:
+            names = ", ".join(dict.fromkeys(others))
+            note(f"the calibration applies to all sides; its runs are of {', '.join(ran)}: {names} may differ")
 
 
 def _of_runs(request: requests.Compare, targets: Sequence[str | Recipe]) -> RunComparison:

@@ -233,7 +233,7 @@ def _stored(profiles: list[MachineProfile], request: requests.Calibrate | None) 
     """Return where a profile is stored and what uses it."""
     if request is None or not profiles:
         return []
-    used = "recommend, plan, estimate, size, check and doctor take --calibration"
+    used = "recommend, plan, estimate, compare, size, check and doctor take --calibration"
     if request.out:
         return [f"stored in {request.out}: {used} {request.out}"]
     like = f"; recommend --like {request.runs[0]} fits it again" if len(request.runs) == 1 else ""
