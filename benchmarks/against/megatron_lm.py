@@ -89,6 +89,7 @@ def record(config: Config, folder: Path) -> tuple[list[str] | None, dict[str, st
         recorder.write_text(RECORDER)
         recorder.chmod(0o755)
     env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "RECORD_DIR": str(folder), "PRETRAINED_CHECKPOINT": "weights"}
+    env |= {"NODE_RANK": "0", "HEAD_NODE": "localhost"}  # exports for several nodes need them
     subprocess.run(["bash", config.path], cwd=folder, env=env, capture_output=True, timeout=20, check=False)
     if not (folder / "words").exists():
         return None, {}
