@@ -17,6 +17,7 @@ from meshwright.notes import collected_notes
 from meshwright.planner.explain import why_changed
 from meshwright.planner.search import has_headroom
 from meshwright.planner.space import MODULE_SETS
+from meshwright.recipes.overrides import apply
 
 MOE = "qwen3-30b-a3b"
 NODES = "16x8xH100"
@@ -210,3 +211,13 @@ def test_compare_says_that_a_calibration_was_applied_and_whose_runs_it_has(tmp_p
         )
     assert any(one.startswith("calibration of H100") and "applied" in one for one in notes)
     assert any("its runs are of megatron: meshwright may differ" in one for one in notes)
+
+
+def test_advice_on_uncertain_memory_has_its_cheapest_fix_with_its_cost() -> None:
+    plan = library.recommend("qwen3-8b", gpus="4xA100-40", goal="pretrain")
+    for one in plan.findings:
+        if one.rule == "memory.uncertain" and one.fix:
+            after = float(costs.step_time(plan.case.rebuild(apply(plan.case.recipe, one.fix))).step_s)
+            slower = after / float(plan.estimate.step_s) - 1
+            assert (f"takes {slower:.0%} longer" in one.message) == (slower >= 0.05)
+            assert slower < 0.2

@@ -13,11 +13,13 @@ from meshwright.planner.plan import Repair
 from meshwright.planner.repair import Change, as_repair, errors_of, find_repair, has_errors
 from meshwright.planner.saving import saving_findings
 from meshwright.planner.search import as_overrides, has_headroom
+from meshwright.planner.space import module_sets
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES, Finding, Rule, Severity
 
 ADVISE_BELOW = 0.99  # of the step time
+WORTH_SAYING = 0.05  # of the step time that a fix costs
 FOR_MEMORY = ("memory.tight", "memory.uncertain")
 """Findings whose fixes save memory; they need not be faster."""
 
@@ -44,7 +46,9 @@ def examine(
     if has_errors(case):
         return _with_errors(case, typed, severities)
     typed = {*typed, *stated}
-    found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case), case, typed))
+    found = tuple(
+        explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case, typed), case, typed)
+    )
     fixable = [one for one in found if one.severity == "warning" and one.fix]
     change = _together(case, fixable, typed) if len(fixable) > 1 else {}
     saving = saving_findings(case, states_interval or "save_every" in typed) if "warning" in severities else ()
@@ -107,16 +111,51 @@ def _together(case: Case, findings: Iterable[Finding], typed: Collection[str]) -
     return {} if has_errors(trial) or any(bool(rule.broken(trial)) for rule in resolved) else change
 
 
-def _drop_useless_fixes(findings: Iterable[Finding], case: Case) -> Iterator[Finding]:
+def _drop_useless_fixes(findings: Iterable[Finding], case: Case, typed: Collection[str]) -> Iterator[Finding]:
     """Keep advice only if following it is faster and leaves headroom; warnings stay, but lose such a fix."""
     for finding in findings:
         of_memory = finding.rule in FOR_MEMORY
         about_layout = bool(finding.fix) and all(key.startswith("layout.") for key in finding.fix)
-        if finding.severity == "error" or of_memory or not about_layout or _helps(finding, case):
+        if of_memory and finding.fix and finding.severity == "advice":
+            yield _with_cost(finding, case, frozenset(typed))
+        elif finding.severity == "error" or of_memory or not about_layout or _helps(finding, case):
             yield finding
         elif finding.severity == "warning":
             tried = f"{' '.join(finding.fix)} resolves it, but is not faster here or leaves too little memory"
             yield msgspec.structs.replace(finding, fix=(), no_fix=tried, undoes=())
+
+
+def _with_cost(finding: Finding, case: Case, typed: frozenset[str]) -> Finding:
+    """Return advice on memory with its cheapest fix, and with the step time that this costs, if it is much."""
+    before = float(case.cached(costs.estimate).step_s)
+    slower = _step_s(case.rebuild(override.apply(case.recipe, finding.fix))) / before - 1
+    if slower < WORTH_SAYING:
+        return finding
+    rule, fix = rules.all_rules()[finding.rule], finding.fix
+    kept = [one for one in rules.applicable(case, ("warning",)) if not bool(one.broken(case))]
+    for change in _milder(case):
+        trial = case.replace(**change)
+        if typed & change.keys() or not bool(rules.legal(trial)) or bool(rule.broken(trial)):
+            continue
+        cost = _step_s(trial) / before - 1
+        less = float(costs.memory(trial).total) < float(costs.memory(case).total)
+        if less and cost < slower and not any(bool(one.broken(trial)) for one in kept):
+            slower, fix = cost, as_overrides({n: value for n, value in change.items() if value != getattr(case, n)})
+    message = f"{finding.message}; its fix takes {slower:.0%} longer per step"
+    return msgspec.structs.replace(finding, fix=fix, message=message if slower >= WORTH_SAYING else finding.message)
+
+
+def _milder(case: Case) -> Iterator[Change]:
+    """Yield changes that free some memory: recompute of more modules, or half of the micro batch."""
+    for modules in module_sets(case):
+        yield {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
+    yield {"recompute": "full", "recompute_modules": (), "recompute_layers": 0}
+    if int(case.micro_batch_size) % 2 == 0:
+        yield {"micro_batch_size": int(case.micro_batch_size) // 2}
+
+
+def _step_s(case: Case) -> float:
+    return float(costs.step_time(case).step_s)
 
 
 def _helps(finding: Finding, case: Case) -> bool:
