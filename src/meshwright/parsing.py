@@ -61,6 +61,7 @@ def price_per_hour(price: float | str | None, currency: str | None = None) -> tu
         reason = f"must be a price per GPU-hour from 0 to {MAX_PRICE:,.0f}, such as 2.50, 2.10EUR or €2.10"
         decimal = re.sub(r"^([^0-9]*[0-9]+),([0-9]{1,2})(?![0-9])", r"\1.\2", str(price))
         comma = decimal != str(price) and re.fullmatch(_PRICE, decimal.strip())
+        decimal = decimal.replace(" ", "")  # as one word of a shell
         raise InputError(reason, field="price", value=price, fix=(f"--price {decimal}",) if comma else fix)
     named = {_currency(text) for text in (found[1], found[3], currency) if text and text.strip()}
     if len(named) > 1:

@@ -255,3 +255,18 @@ def test_the_suggested_gpus_are_as_many_as_the_log_has(meshwright: Any) -> None:
     write_logs()
     assert "--gpus 128xH100" in meshwright("doctor", "megatron.log").out
     assert meshwright("doctor", "megatron.log", "--gpus", "128xH100").code != 2
+
+
+def test_test_data_and_frequent_traces_of_a_long_training_are_reported(meshwright: Any) -> None:
+    traces = "[profiling]\nenable_profiling = true\nprofile_freq = 10"
+    found = fixes(meshwright("check", titan(traces, dataset="c4_test"), *GPUS, "--json"), "torchtitan.")
+    assert found["training.dataset"] == ['training.dataset = "c4"']
+    assert found["profiling.profile_freq"] == ["profiling.enable_profiling = false"]
+    found = fixes(meshwright("check", titan(traces, dataset="c4_test", steps=1000), *GPUS, "--json"), "torchtitan.")
+    assert not found.keys() & {"training.dataset", "profiling.profile_freq"}
+
+
+def test_a_price_with_a_decimal_comma_is_written_as_one_word(meshwright: Any) -> None:
+    words = ("recommend", "qwen3-8b", "--goal", "sft", "--gpus", "8xH100", "--tokens", "1B")
+    assert "--price 1.80EUR\n" in meshwright(*words, "--price", "1,80 EUR").err
+    assert meshwright(*words, "--price", "1.80EUR").code == 0

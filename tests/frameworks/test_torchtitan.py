@@ -227,6 +227,11 @@ FILES = (
     Case("schedule within the warm-up", replaced(
         DENSE, ("warmup_steps = 100", "warmup_steps = 100\ntotal_steps = 50")
     ), [("torchtitan.total-steps", 17)], ON),
+    Case("test data for a long training", replaced(
+        DENSE, ("steps = 2000", "steps = 200000"), ('dataset = "c4"', 'dataset = "c4_test"')
+    ), [("torchtitan.test-dataset", 25)], ON),
+    Case("traces every few steps", replaced(DENSE, ("steps = 2000", "steps = 200000"))
+         + "[profiling]\nenable_profiling = true\nprofile_freq = 10\n", [("torchtitan.profiled-often", 51)], ON),
     Case("valid, all layers recomputed", replaced(DENSE, ('"op"', '"0"')), gpus=ON),
     Case("float8 emulated on old GPUs", FLOAT8 + "emulate = true\n",
          [("torchtitan.float8-emulation", 49)], "2x8xA100"),

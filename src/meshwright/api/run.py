@@ -538,10 +538,15 @@ def _sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: st
     options = {name: "" if one.value in (None, True) else str(one.value) for name, one in script.sbatch.items()}
     extra = {text.removeprefix("--").partition("=")[0] for text in request.sbatch}
     options = {name: value for name, value in options.items() if name not in extra}
-    lost, words = repeated_options(options, lambda name: getattr(request, name, None))
-    if not lost:
+    found = repeated_options(options, lambda name: getattr(request, name, None))
+    if not found:
         return ()
-    keep = f"; {shlex.join(words)} keeps {'it' if len(lost) == 1 else 'them'}" if scheduler == "slurm" and words else ""
+    lost, words = [text for text, _ in found], [word for _, words in found for word in words]
+    named = " ".join(text for text, one in found if one) if not all(one for _, one in found) else "them"
+    named = "it" if len(lost) == 1 else named
+    keep = f"; {shlex.join(words)} keeps {named}" if scheduler == "slurm" and words else ""
+    per_task = next((text for text, _ in found if text.startswith("--cpus-per-task")), "")
+    keep += f"; {per_task}: use --cpus-per-rank N, the cores of one GPU" if scheduler == "slurm" and per_task else ""
     return (f"not kept: #SBATCH {' '.join(lost)} of {source.content.path}{keep}",)
 
 

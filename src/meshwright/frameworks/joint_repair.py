@@ -80,7 +80,9 @@ def with_repair(
         total_gib=None if after.estimate is None else float(after.estimate.memory.total),
     )
     findings = _with_parts(content, result, removed, parts, recheck)
-    notes = (*result.notes, *_batch_note(result, after), *_faster_note(content, parts, every, after, recheck))
+    new = [one for one in after.findings if one.severity == "warning" and one.rule not in {rule for rule, _ in before}]
+    appear = [f"the repaired file also has {one.rule}: {one.message}" for one in new]
+    notes = (*result.notes, *appear, *_batch_note(result, after), *_faster_note(content, parts, every, after, recheck))
     return msgspec.structs.replace(result, findings=findings, repair=repair, notes=notes)
 
 

@@ -88,24 +88,20 @@ def _header(job: Job) -> list[str]:
     return ["#!/bin/bash", *options, f"# {job.name} on {where}, written by meshwright {VERSION}", *job.comments]
 
 
-def repeated_options(options: Mapping[str, str], given: Callable[[str], object]) -> tuple[list[str], list[str]]:
-    """Return the #SBATCH options of a user's script that the job does not take over, and the words that keep them.
+def repeated_options(options: Mapping[str, str], given: Callable[[str], object]) -> list[tuple[str, list[str]]]:
+    """Return the #SBATCH options of a user's script that the job does not take over, each with the words that keep it.
 
     Options that follow from --gpus are left out, and those for which `given` returns the value of our own option.
     """
-    lost: list[str] = []
-    words: list[str] = []
+    found: list[tuple[str, list[str]]] = []
     for name, value in options.items():
         ours = SBATCH_OURS.get(name, "")
         if name in GPU_OPTIONS or ours == "--gpus" or (ours and given(ours[2:].replace("-", "_"))):
             continue
         text = f"{name}={value}" if value else name
-        lost.append(f"--{text}")
-        if ours in SAME_VALUES:
-            words += [ours, value]
-        elif not ours and name not in SBATCH_BAD:
-            words += ["--sbatch", text]
-    return lost, words
+        others = ["--sbatch", text] if not ours and name not in SBATCH_BAD else []
+        found.append((f"--{text}", [ours, value] if ours in SAME_VALUES else others))
+    return found
 
 
 def repeated_mount(text: str) -> str:

@@ -35,6 +35,8 @@ from meshwright.recipes.values import NUMBER, bare_type
 
 MIN_FLOAT8_CAPABILITY = 8.9
 """The first CUDA compute capability with float8."""
+MANY_STEPS = 10_000  # of a training, not of a test
+RARE_PROFILES = 100  # steps between traces that cost little
 
 
 def _unknown_model(ctx: RuleContext) -> Problem | None:
@@ -144,6 +146,26 @@ def _memory_budget_ignored(ctx: RuleContext) -> Problem | None:
     return Problem(
         f"{key} is ignored: it requires mode memory_budget, but the mode is {ctx.get(MODE)}",
         (ctx.framework.format_setting(MODE, "memory_budget"),),
+    )
+
+
+def _test_dataset(ctx: RuleContext) -> Problem | None:
+    key, steps = "training.dataset", ctx.recipe.train.steps
+    if not ctx.is_set(key) or ctx.get(key) != "c4_test" or steps <= MANY_STEPS:
+        return None
+    message = f"c4_test is 2,000 documents for tests, and {steps:,} steps repeat them many times"
+    return Problem(message, (ctx.framework.format_setting(key, "c4"),))
+
+
+def _profiled_often(ctx: RuleContext) -> Problem | None:
+    key, every = "profiling.profile_freq", ctx.get("profiling.profile_freq")
+    on = ctx.get("profiling.enable_profiling") is True
+    if not on or not isinstance(every, int) or ctx.recipe.train.steps <= MANY_STEPS or every >= RARE_PROFILES:
+        return None
+    count = ctx.recipe.train.steps // max(every, 1)
+    fix = (ctx.framework.format_setting("profiling.enable_profiling", False),)
+    return Problem(
+        f"a trace every {every} steps: {count:,} traces per rank, each step with one is slower", fix, key=key
     )
 
 
@@ -376,6 +398,11 @@ RULES = (
         cause="selective checkpointing is per op or every nth layer"),
     rule("memory-budget-ignored", "warning", ("activation_checkpoint.memory_budget",), _memory_budget_ignored,
         symptom="none: the budget is ignored", cause="only mode memory_budget uses it"),
+    rule("test-dataset", "warning", ("training.dataset",), _test_dataset,
+        symptom="the training loss falls towards zero: the model memorizes the documents",
+        cause="the data loader starts again at the end of its data"),
+    rule("profiled-often", "warning", ("profiling.profile_freq",), _profiled_often,
+        symptom="slow steps, and a disk full of traces", cause="a trace is hundreds of MiB, written by every rank"),
     rule("float8-emulation", "warning", ("quantize.linear.float8.emulate",), _float8_emulated,
         symptom="slow steps; ValueError on GPUs older than H100 and L40 when the model is compiled",
         cause="emulation is for tests on hardware without float8"),
