@@ -270,3 +270,10 @@ def test_a_price_with_a_decimal_comma_is_written_as_one_word(meshwright: Any) ->
     words = ("recommend", "qwen3-8b", "--goal", "sft", "--gpus", "8xH100", "--tokens", "1B")
     assert "--price 1.80EUR\n" in meshwright(*words, "--price", "1,80 EUR").err
     assert meshwright(*words, "--price", "1.80EUR").code == 0
+
+
+def test_losses_of_different_models_are_said_to_be_so(meshwright: Any) -> None:
+    write_logs()
+    answer = meshwright("compare", "megatron.log", "titan.log").out
+    assert "different models" in " ".join(answer.split())
+    assert "different models" not in meshwright("compare", "megatron.log", "bare.log").out

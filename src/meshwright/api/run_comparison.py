@@ -16,10 +16,12 @@ from meshwright import doctor, file_access, json_text
 from meshwright.api.responses import Part
 from meshwright.display import Readable, Row, field_rows, plural, titled
 from meshwright.doctor.formats.json_records import STEP
+from meshwright.doctor.match_recipe import described, logged_model, same_model
 from meshwright.doctor.reading import METRICS, TRAINER_STATE
 from meshwright.doctor.run import Run, Step
 from meshwright.doctor.run_stats import deviation, median_of
 from meshwright.errors import InputError
+from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 LOGS = (".log", ".out")
@@ -61,6 +63,7 @@ class RunSide(Readable, msgspec.Struct, frozen=True):
     batch_noise: float | None = None  # of the training loss between lines
     validation_noise: float | None = None  # of the validation loss between validations
     changed: Mapping[str, str] = {}  # recipe fields that a resume changed, with both values in words
+    model: ModelSpec | None = None  # that its log names or describes
 
     @property
     def name(self) -> str:
@@ -212,6 +215,7 @@ def _side(name: str) -> RunSide:
         _noise(losses[-NOISE_LINES:]),
         _noise([loss for _, loss in validations], FEW_VALIDATIONS),
         _changed_on_resume(Path(name).expanduser()),
+        logged_model(run),
     )
 
 
@@ -301,10 +305,20 @@ def answer(sides: Sequence[RunSide]) -> str:
         text += f" This is the training loss of one batch: {_why_no_validation(sides)}"
         text += "; train.eval_every=N with data.validation_part=0.1 validates."
     text += _within_noise(sorted(sides, key=key)[:2], key is _by_validation)
+    text += _other_models(sides)
     if len({one.figures.steps for one in sides}) > 1:
         lengths = ", ".join(f"{one.figures.name} {one.figures.steps:,}" for one in sides)
         text += f" The runs differ in length: {lengths} steps."
     return text
+
+
+def _other_models(sides: Sequence[RunSide]) -> str:
+    """Return that runs are of different models; empty if they are not, or not known to be."""
+    known = [(one.name, one.model) for one in sides if one.model is not None]
+    if not known or all(same_model(known[0][1], model) for _, model in known):
+        return ""
+    named = ", ".join(f"{name} of {described(model)}" for name, model in known)
+    return f" The runs are of different models ({named}): losses compare only with the same data and tokenizer."
 
 
 def _within_noise(best: Sequence[RunSide], validated: bool) -> str:
