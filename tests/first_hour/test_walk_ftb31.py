@@ -244,7 +244,7 @@ bf16: true
 """
 TRL = """accelerate launch --num_processes 1 trl/scripts/sft.py --model_name_or_path meta-llama/Meta-Llama-3-8B \\
     --dataset_name trl-lib/Capybara --learning_rate 2.0e-4 --use_peft --lora_r 8 {bits} --num_train_epochs 1 \\
-    --per_device_train_batch_size 1 --gradient_checkpointing --bf16 --max_length 2048 --output_dir out
+    --per_device_train_batch_size 1 --gradient_checkpointing --bf16 --max_length 2048 --output_dir out --dtype bfloat16
 """
 SWIFT_LORA = SWIFT.format(model="LLM-Research/Meta-Llama-3-8B").replace("NPROC_PER_NODE=8 ", "").replace("full", "lora")
 PROGRAM = """from datasets import load_dataset
@@ -259,7 +259,7 @@ adapters = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
 trainer = SFTTrainer(model=model, args=args, train_dataset=load_dataset("trl-lib/Capybara"), peft_config=adapters)
 trainer.train()
 """
-EIGHT, FOUR, SIXTEEN = (8.2, 9.0), (5.0, 5.8), (14.9, 15.6)
+EIGHT, FOUR, SIXTEEN, FULL = (8.2, 9.0), (5.0, 5.8), (14.9, 15.6), (29.8, 30.3)
 """GiB of the frozen weights of an 8B model: 7.0 B in layers, 1.05 B in 16 bits, and small adapters."""
 
 
@@ -273,6 +273,7 @@ EIGHT, FOUR, SIXTEEN = (8.2, 9.0), (5.0, 5.8), (14.9, 15.6)
         ("f.yaml", FACTORY.replace("-Instruct", "-Instruct-AWQ"), FOUR),
         ("f.yaml", FACTORY.replace("-Instruct", "-Instruct-GPTQ-Int8"), EIGHT),
         ("t.sh", TRL.format(bits=""), SIXTEEN),
+        ("t.sh", TRL.format(bits="").replace(" --dtype bfloat16", ""), FULL),  # TRL's default dtype is float32
         ("t.sh", TRL.format(bits="--load_in_8bit"), EIGHT),
         ("t.sh", TRL.format(bits="--load_in_4bit"), FOUR),
         ("a.yml", AXOLOTL + "load_in_8bit: true\n", EIGHT),

@@ -100,10 +100,12 @@ MEMORY_FIXES: tuple[Fix, ...] = (
         "offload": offloads("optimizer", "params"),
     },
     {"method": four_bits, "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
+    {"frozen": frozen_as_computed, "method": four_bits, "micro_batch_size": [1], **RECOMPUTE},
 )
 STATE_FIXES: tuple[Fix, ...] = (
     {"frozen": frozen_as_computed},
     {"frozen": frozen_as_computed, "micro_batch_size": [1], **RECOMPUTE},
+    {"frozen": frozen_as_computed, "method": four_bits},
     {"defer_grad_sync": reduced_at_once},
     {"strategy": shareable(lambda c: ["fsdp2", "zero1", "megatron_fsdp"])},
     {"dp_replicate": shareable(lambda c: [1]), "dp_shard": [-1]},
