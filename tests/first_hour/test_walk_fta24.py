@@ -286,7 +286,8 @@ def test_random_weights_have_no_fine_tuning_rate() -> None:
 def test_the_config_beside_a_trl_command_is_for_one_process(talks: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("trl.sh").write_text(
         "trl sft --model_name_or_path mistralai/Mistral-7B-Instruct-v0.3 --dataset_name ./tools.jsonl --use_peft "
-        "--num_train_epochs 3 --max_length 4096 --per_device_train_batch_size 2 --bf16 --output_dir out\n"
+        "--num_train_epochs 3 --max_length 4096 --per_device_train_batch_size 2 --bf16 "
+        "--dtype bfloat16 --output_dir out\n"
     )
     code, text = commanded(capsys, "export", "trl.sh", "--gpus", "1xRTX4090", "--to", "accelerate", "--out", "exp")
     assert code == 0, text

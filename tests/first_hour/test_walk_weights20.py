@@ -18,7 +18,7 @@ INSTRUCT = "mistralai/Mistral-7B-Instruct-v0.3"
 FSDP = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nmixed_precision: bf16\nnum_processes: 2\n"
 FLAGS = """ --model_name_or_path MODEL --dataset_name rows.jsonl \\
   --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --max_length 2048 --max_steps 20 \\
-  --use_peft --lora_r 16 --lora_alpha 32 --learning_rate 2.0e-4 --bf16 --output_dir out
+  --use_peft --lora_r 16 --lora_alpha 32 --learning_rate 2.0e-4 --bf16 --dtype bfloat16 --output_dir out
 """
 LAUNCHERS = {
     "accelerate": "accelerate launch --config_file fsdp.yaml trl/scripts/sft.py",

@@ -84,6 +84,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 FSDP2_ENGINES = ("meshwright", "torchtitan", "automodel", "kempnerforge", "fsdp1")
 PROGRAM_RECOMPUTES = ("fsdp1", "deepspeed")  # whose files leave it to the training program
 NOT_MESHWRIGHT = tuple(engine for engine in ENGINES if engine != "meshwright")
+CONVERTS_FROZEN = ("meshwright", "megatron", "deepspeed")
 REDUCES_IN_FP32 = ("torchtitan", "kempnerforge")
 NO_MTP = ("torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed")
 NOT_MEGATRON = tuple(engine for engine in ENGINES if engine != "megatron")
@@ -576,12 +577,12 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(
         field="frozen",
         name="frozen weights in fp32",
-        runs=dict.fromkeys(("meshwright", "megatron", "deepspeed"), ("same",)),
+        runs=dict.fromkeys(CONVERTS_FROZEN, ("same",)),
+        instead=dict.fromkeys(CONVERTS_FROZEN, "same"),
         applies=lambda c: c.goal == "peft",
         where="with goal peft",
-        rule="precision.frozen-supported",
-        symptom="frozen weights take half of the planned memory: they are converted when they are loaded",
-        cause="these engines convert every weight that they do not train to the format of the computation",
+        why=dict.fromkeys(CONVERTS_FROZEN, "it converts frozen weights to the format of compute when it loads them"),
+        harmless=True,
     ),
     Capability(
         field="pad_to_max_length",

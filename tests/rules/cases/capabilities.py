@@ -26,6 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "megatron", "strategy": "zero1"},
     ),
     "engine.ignores-ep-overlap": ({"spec": MIXTURE, "ep": 8, "ep_overlap": True}, {"ep_overlap": False}),
+    "engine.ignores-frozen": ({"goal": "peft", "frozen": "fp32"}, {"frozen": "same"}),
     "engine.ignores-grads": ({"grads": "fp32", "reduce": "bf16"}, {"grads": "bf16"}),
     "engine.ignores-reduce": ({"compute": "fp32", "reduce": "bf16"}, {"compute": "bf16"}),
     "engine.reduces-in-fp32": ({"engine": "torchtitan", "reduce": "bf16"}, {"reduce": "fp32"}),

@@ -360,7 +360,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "peft.no-targets": ({"goal": "peft", "targets": ()}, {"targets": ("qkv",)}),
     "peft.targets-of-the-model": ({"goal": "peft", "targets": ("qkv", "mamba_in")}, {"targets": ("qkv",)}),
     "peft.method-supported": ({"engine": "megatron", "goal": "peft", "method": "qlora"}, {"method": "dora"}),
-    "precision.frozen-supported": ({"engine": "megatron", "goal": "peft", "frozen": "fp32"}, {"frozen": "same"}),
     "peft.engine": ({"engine": "kempnerforge", "goal": "peft"}, {"goal": "sft"}),
     "peft.qwen3-next": ({"engine": "megatron", "spec": NEXT, "goal": "peft"}, {"goal": "sft"}),
     "peft.experts-tensor-parallel": ({"engine": "automodel", "spec": MIXTURE, "goal": "peft", "tp": 2}, {"tp": 1}),
