@@ -27,6 +27,7 @@ REMOVED = ("key.removed", "torchtitan.other-version")
 RECENT = ("0.16", "0.17", "0.18", "0.19", "0.20", "2026")
 """Starts of the last versions and dates of keys that files in use may still have: about a year before our tables."""
 OLDER_ACCEPT = "older versions accept"  # in the finding of a front end's key
+NO_VERSION = "no version has both"  # in the finding of a key of older releases beside one of newer releases
 GROWING = ("model.backend.",)  # AutoModel's kernels and number formats, to which every version adds
 WAS_REMOVED = ": was removed: "  # in the finding of a value that older versions have
 SEVERAL = 2  # old and unknown names from which a file is for an older version or for a fork
@@ -52,7 +53,8 @@ def with_open_version(
         return list(findings)
     errors = [one for one in findings if one.severity == "error"]
     named = [one for one in errors if _depends(framework, settings, one)]
-    removed = [one for one in errors if one.rule in REMOVED and not _has_new_name(framework, settings, one)]
+    removed = [one for one in errors if one.rule in REMOVED and NO_VERSION not in one.message]
+    removed = [one for one in removed if not _has_new_name(framework, settings, one)]
     signs = len({one.field for one in (*named, *removed)}) + _starts_a_pinned_copy(content)
     if (named or removed) and signs >= SEVERAL:
         named += [one for one in errors if one in removed or _is_of_a_fork(framework, one)]
