@@ -129,7 +129,7 @@ def test_clamped_gates_save_more():
 
     model = find("gpt_oss_20b")
     eager, compiled = (layer_activation_bytes(case(model, "8xH100", compile=c), model.layers[0]) for c in (False, True))
-    assert eager["routed_act"] == pytest.approx(5 * compiled["routed_act"])
+    assert eager["routed_act"] == pytest.approx(6 * compiled["routed_act"])  # one of them before the routing weights
 
 
 def test_adapters_are_sharded_on_the_side_of_their_linear():
