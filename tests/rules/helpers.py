@@ -72,6 +72,9 @@ QWEN35 = model(
 )
 PHI3 = model(model_type="phi3")
 GEMMA3 = model(model_type="gemma3", kind="vision_language", vision=VISION_LANGUAGE.vision)
+VISION_MIXTURE = model(
+    ffn=MoE(64, 8, 1024), layers=24, hidden=2048, kind="vision_language", vision=VISION_LANGUAGE.vision
+)
 QWEN3_VL = model(model_type="qwen3_vl", kind="vision_language", vision=VISION_LANGUAGE.vision)
 TWO_PREDICTIONS = model(ffn=MoE(64, 8, 1024), layers=24, hidden=2048, mtp_layers=2)
 WRONG_TOPK = model(ffn=MoE(4, 8, 1024), layers=24, hidden=2048)

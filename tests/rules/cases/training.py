@@ -24,6 +24,7 @@ from ..helpers import (
     STATE_SPACE,
     TWO_PREDICTIONS,
     VISION_LANGUAGE,
+    VISION_MIXTURE,
     WITHOUT_BF16,
     cluster,
 )
@@ -99,6 +100,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"vp": 1, "pp_schedule": "1f1b"},
     ),
     "vision.strategy": ({"spec": VISION_LANGUAGE, "images": True, "strategy": "megatron_fsdp"}, {"strategy": "fsdp2"}),
+    "vision.fp8-per-tensor": (
+        {"spec": VISION_MIXTURE, "images": True, "compile": True, "matmul": "fp8_tensor"},
+        {"matmul": "fp8_row"},
+    ),
     "vision.freeze-without-images": ({"freeze": ("vision",)}, {"freeze": ()}),
     "vision.nothing-trained": (
         {"spec": VISION_LANGUAGE, "images": True, "freeze": ("language", "vision", "projector")},
