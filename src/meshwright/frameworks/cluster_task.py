@@ -28,8 +28,8 @@ def task_script(text: str, path: str) -> str | None:
         block.append(line)
     indent = min((len(line) - len(line.lstrip()) for line in block if line.strip()), default=0)
     before: list[str] = [""] * (start + 1)
-    for name, value, line in _variables(text, path):
-        at = line - 1 if 0 < line <= start else 0  # below the commands, they would be set too late
+    for name, value, number in _variables(text, path):
+        at = number - 1 if 0 < number <= start else 0  # below the commands, they would be set too late
         before[at] += f"export {name}={shlex.quote(value)}; "
     return "\n".join([*before, *(line[indent:] for line in block)]) + "\n"
 

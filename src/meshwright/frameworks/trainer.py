@@ -42,6 +42,7 @@ from meshwright.frameworks.trl_data import is_trl_script
 from meshwright.frameworks.trl_rows import has_completions
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
+from meshwright.recipes.key_maps.hugging_face import refused_kernel
 from meshwright.recipes.types import Goal
 from meshwright.rules.rule import Finding
 
@@ -242,9 +243,22 @@ def _python(value: Any) -> Any:
 
 
 def unknown_names(framework: str, args: Arguments) -> Iterator[Finding]:
-    """Yield a finding for an optimizer or schedule that TrainingArguments refuses: their names are closed lists."""
+    """Yield a finding for an optimizer, schedule or attention kernel that transformers refuses: closed lists of names."""
     if not is_trainer(args):
         return
+    kernel = args.get("attn_implementation")
+    if kernel is not None and isinstance(kernel.value, str) and not kernel.unresolved:
+        if refused := refused_kernel(kernel.value):
+            reason, near = refused
+            yield Finding(
+                f"{framework}.argument-refused",
+                "error",
+                "attn_implementation",
+                f"transformers has no attn_implementation {kernel.value}; {reason}",
+                (_argument("attn_implementation", near, kernel),) if near else (),
+                file=kernel.file,
+                line=kernel.line,
+            )
     for name, owner in NAMED.items():
         setting = args.get(name)
         if setting is None or setting.unresolved or not PLAIN_NAME.fullmatch(str(setting.value)):
@@ -259,10 +273,15 @@ def unknown_names(framework: str, args: Arguments) -> Iterator[Finding]:
             "error",
             name,
             f"transformers has no {name} {text}{meant}",
-            (f'{name}="{near}"',) if near else (),
+            (_argument(name, near, setting),) if near else (),
             file=setting.file,
             line=setting.line,
         )
+
+
+def _argument(name: str, value: str, setting: SourcedValue) -> str:
+    """Return an argument as it is written where this setting is: a keyword in Python, or a flag."""
+    return f'{name}="{value}"' if setting.file.endswith(".py") else f"--{name} {value}"
 
 
 def start_findings(args: Arguments, model: ModelSpec | None, script: str = "") -> Iterator[Finding]:

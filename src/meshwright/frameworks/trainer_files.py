@@ -26,6 +26,7 @@ from meshwright.frameworks.trainer_fields import (
     WEIGHT_DTYPES,
 )
 from meshwright.frameworks.types import SourcedValue
+from meshwright.recipes.key_maps.hugging_face import is_attention_kernel
 
 TRAINER = "Trainer"
 TRAINERS = ("TrainingArguments", "SFTConfig", "SFTTrainer")
@@ -51,6 +52,7 @@ OF_CLASS = {TOKENIZER_CLASS: "tokenizer_name_or_path", CONFIG_CLASS: "config_nam
 VALIDATION_SPLITS = ("validation", "valid", "val", "test", "eval")
 MODEL_OF = ("SFTTrainer",)
 ANSWERS = "train_on_responses_only"  # Unsloth's function that masks everything but the answers
+REGISTERED = re.compile(r"\bAttentionInterface\b|\bALL_ATTENTION_FUNCTIONS\b")  # where programs add their own kernels
 UNSLOTH_CLASS = re.compile(r"Fast\w*Model\.")
 FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
 """What a call means by itself."""
@@ -171,6 +173,9 @@ def _own_arguments(content: Content, given: Mapping[str, SourcedValue] | None = 
             add(option, node)
     if found and (trainer := _without_validation_data(tree)) is not None:
         found[NO_VALIDATION_DATA] = SourcedValue(ast.unparse(trainer.func), trainer.lineno, content.path)
+    kernel = found.get("attn_implementation")
+    if kernel is not None and REGISTERED.search(content.text) and not is_attention_kernel(str(kernel.value)):
+        del found["attn_implementation"]  # a kernel of the program
     if found and _counts_every_token(tree, content):
         found.setdefault(LANGUAGE_MODELING, SourcedValue(True, 1, content.path))
     if found and any(isinstance(node, ast.FunctionDef) and node.name == CONCATENATES for node in ast.walk(tree)):

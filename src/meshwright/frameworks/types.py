@@ -44,6 +44,7 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     argv: tuple[SourcedValue, ...] = ()  # the command of a script: the program and its arguments as written
     fills: Mapping[str, str] = {}  # key that the config leaves open → the argument that fills it in
     written_keys: Mapping[str, str] = {}  # argument → the key that a front end's file has for it
+    written_values: Mapping[str, Mapping[str, str]] = {}  # key of a front end → its own names of values
     needed_lines: Mapping[str, str] = {}  # key of a front end's file → the line without which it is ignored
     sharding: Mapping[str, Mapping[str, Any]] = {}  # settings of a front end's file that shard the training
     is_front_end: bool = False  # whether only the arguments in written_keys can be given
@@ -75,6 +76,7 @@ class ProgramArguments(msgspec.Struct, frozen=True):
         if value is None:
             return (f"without {shown}",)
         text = str(value).lower() if isinstance(value, bool) else str(value)
+        text = self.written_values.get(key, {}).get(text, text)
         needed = (self.needed_lines[key],) if key in self.needed_lines else ()
         return (*needed, f"{shown} {text}" if self.is_command else f"{shown}: {text}")
 

@@ -193,7 +193,9 @@ def parse(content: Content) -> ParsedConfig:
     parsed = msgspec.structs.replace(parsed, findings=(*missing, *parsed.findings, *refused, *command.findings))
     if by_trl:
         theirs = (*_trl_findings({**of_file, **given}), *flags_without_value(launch.args, read_table(TRL_KEYS), "TRL"))
-        parsed = msgspec.structs.replace(parsed, findings=(*theirs, *parsed.findings))
+        twice = {one.field for one in theirs}  # of arguments that the Trainer refuses too
+        others = [one for one in parsed.findings if one.rule != "accelerate.argument-refused" or one.field not in twice]
+        parsed = msgspec.structs.replace(parsed, findings=(*theirs, *others))
     notes = parsed.notes if own is None else (*parsed.notes, f"the arguments of the program are read from {own.path}")
     notes = (*notes, UNSLOTH_NOTE) if own is not None and uses_unsloth(own) else notes
     if without_config or of_job:  # torchrun has the number of processes

@@ -11,6 +11,7 @@ from meshwright.frameworks.automodel.format_override import format_setting
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.key_table import KeyTable, near_name, read_table
 from meshwright.frameworks.types import SourcedValue
+from meshwright.recipes.key_maps.hugging_face import refused_kernel
 from meshwright.similar import misspelled
 
 PACKAGE = "nemo_automodel"
@@ -179,8 +180,8 @@ NUMBERS = re.compile(
 )
 POSITIVE = re.compile(r"num_epochs|(\w+_)?batch_size|seq_len(gth)?|max_length")
 """Names of keys that are numbers, and of those that are above 0."""
-KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none", "null", "")
+NOT_A_KERNEL = ("none", "null", "")
 SPECIAL = ("_target_", "_partial_", "_args_")
 MODEL_KEYWORDS = (
     "trust_remote_code", "torch_dtype", "attn_implementation", "pretrained_model_name_or_path", "use_liger_kernel",
@@ -200,9 +201,10 @@ def _passed_on(ctx: RuleContext) -> Iterator[Problem]:
             yield Problem(f"{key}: {setting.value}: expected true or false", (format_setting(key, False),), key=key)
         if (problem := _number_problem(key, setting)) is not None:
             yield Problem(f"{key}: {problem}", key=key)
-        if name == "attn_implementation" and (kernel := misspelled(text, KERNELS)) and text not in KERNELS:
-            message = f"{key}: {setting.value} does not exist; did you mean {kernel[0]}?"
-            yield Problem(message, (format_setting(key, kernel[0]),), key=key)
+        if name == "attn_implementation" and not setting.unresolved and text not in NOT_A_KERNEL and "$" not in text:
+            reason, kernel = refused_kernel(text) or ("", "")
+            fix = (format_setting(key, kernel),) if kernel else ()
+            yield from [Problem(f"{key}: {setting.value} does not exist; {reason}", fix, key=key)] if reason else []
         known = SPECIAL if name.startswith("_") else MODEL_KEYWORDS if section in ("model", "teacher_model") else ()
         near = misspelled(name, known) if name not in (*known, "dtype") else []
         if near:

@@ -206,6 +206,7 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
             *_disagreements(settings, arguments),
             *_unused_schedule(settings, arguments),
             *start_findings(arguments, parsed.model),
+            *unknown_names("deepspeed", arguments),
         ),
         notes=(*parsed.notes, *note),
         program=_with_fills(parsed, settings, arguments),

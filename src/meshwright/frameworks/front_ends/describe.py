@@ -247,7 +247,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
             ("model", "dist_config"), ("model_name_or_path", "template", "do_train")),
         _same(
             model_name_or_path="model_name_or_path", model="model_name_or_path", cutoff_len="cutoff_len",
-            lora_target="lora_target", dataset="dataset", flash_attn="flash_attn",
+            lora_target="lora_target", dataset="dataset", flash_attn="attn_implementation",
             micro_batch_size="per_device_train_batch_size", enable_liger_kernel="use_liger_kernel",
         ),
         ("YAML files", "the command `llamafactory-cli train FILE.yaml`"),

@@ -12,6 +12,7 @@ from meshwright.frameworks.hf_arguments import NO, is_switch
 from meshwright.frameworks.key_table import Key, KeyTable, near_name
 from meshwright.frameworks.other_versions import OLDER_ACCEPT
 from meshwright.frameworks.types import Settings
+from meshwright.recipes.key_maps.hugging_face import ATTENTION_KERNELS, OTHER_KERNEL_NAMES
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import is_slip, misspelled
 
@@ -20,8 +21,7 @@ PROGRAM_OPTIONS = ("config", "help", "launcher", "ray")
 NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule",
     "attn_implementation": "kernels", "attn_impl": "kernels", "flash_attn": "kernels"}  # fmt: skip
 """Keys whose values are names that transformers has; front ends add names of their own."""
-KERNELS = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa", "eager",
-    "flash_attn", "xformers", "sage")  # fmt: skip
+KERNELS = (*ATTENTION_KERNELS, "flash_attn", "xformers", "sage", "fp8")
 
 
 def key_findings(
@@ -165,6 +165,8 @@ def _meant_name(known: KeyTable, key: str, value: Any) -> str:
         return ""
     names = KERNELS if owner == "kernels" else tuple(known.owners.get(owner, ()))
     plain = value.strip().lower()
+    if key == "attn_implementation" and plain not in names and plain in OTHER_KERNEL_NAMES:
+        return OTHER_KERNEL_NAMES[plain]
     near = near_name(plain, names)
     longer = (plain.startswith(near) or near.startswith(plain)) and abs(len(near) - len(plain)) > 1
     return near if near and plain not in names and not longer else ""  # a longer name may be another one

@@ -56,8 +56,9 @@ SCRIPT = re.compile(r"(?:^|[/.])swift[/.]cli[/.](_megatron[/.])?(sft|pt|rlhf)(?:
 """ms-swift's programs, as torchrun and accelerate launch start them."""
 TRL_SCRIPT = re.compile(r"(?:^|/)trl/scripts/(dpo|grpo|kto|reward|rloo)\.py$")  # sft is read with Accelerate's config
 STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
-ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3": "flash_attention_3",
-    "flash_attention": "flash_attention_2"}  # fmt: skip
+DEFAULT_KERNEL = "auto"  # of LLaMA-Factory and Unsloth's files
+SHORT_KERNELS = {"flash_attn": {"flash_attention_2": "fa2", "flash_attention_3": "fa3", "eager": "disabled"}}
+"""Kernels as the values of a key that has names of its own for them."""
 ADAPTERS = ("lora", "qlora", "lora8bit")
 MODEL = "model_name_or_path"
 NOT_THEIRS = ("optimizer.supported", "sequence.packing-over-context", "sequence.attention-kernel")
@@ -360,8 +361,10 @@ def _own_keys(
     }
     if known.find("", QUANTIZER) and QUANTIZER not in settings:
         needed["quant_bits"] = f"--{QUANTIZER} bnb" if is_command else f"{QUANTIZER}: bnb"
+    if older := next((key for key in ATTENTION_FLAGS if key in settings and _is_true(settings[key].value)), ""):
+        needed["attn_implementation"] = f"without {older}"  # the schema refuses both
     return {"written_keys": {name: key for name, key in keys.items() if key}, "needed_lines": needed,
-        "is_command": is_command, "is_front_end": True}  # fmt: skip
+        "written_values": SHORT_KERNELS, "is_command": is_command, "is_front_end": True}  # fmt: skip
 
 
 def _trainer_arguments(
@@ -379,8 +382,10 @@ def _trainer_arguments(
             value = str(value).lower() not in ("false", "no")
         if name in ("bf16", "fp16"):
             value = str(value).lower() in ("true", "auto", "full")
-        if name in ("attn_implementation", "flash_attn"):
-            name, value = "attn_implementation", ATTENTION.get(str(value).lower(), value)
+        if name == "attn_implementation":
+            value = hugging_face.OTHER_KERNEL_NAMES.get(str(value).lower(), value)
+            if setting.value == DEFAULT_KERNEL or not (setting.unresolved or hugging_face.is_attention_kernel(str(value))):
+                continue  # transformers' own choice, or a kernel of the front end
         if name in LISTS and (value == "all-linear" or not _is_known(str(value).split(","))):
             name, value = "lora_target_linear", True
         if name in ("max_steps", "eval_steps", "save_steps") and isinstance(value, float) and value < 1:

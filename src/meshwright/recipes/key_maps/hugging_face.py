@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwright.recipes.key_maps.key import ConfigKey, Values
+from meshwright.similar import misspelled
+
+_HUB_KERNEL = re.compile(r"^(?:paged\|)?[^/:]+/[^/:]+(?::[^/:]+)?$")  # owner/name@version:function
 
 OPTIMIZERS: Values = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit", "paged_adamw"), "adamw"),
@@ -11,7 +16,20 @@ OPTIMIZERS: Values = {
 }
 SCHEDULES: Values = {"constant_with_warmup": "constant", "warmup_stable_decay": "wsd"}
 
-ATTENTION: Values = {**dict.fromkeys(("flash_attention_2", "flash_attention_3"), "flash"), "flex_attention": "flex"}
+ATTENTION: Values = {
+    **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), "flash"),
+    "flex_attention": "flex",
+}
+ATTENTION_KERNELS = ("sdpa", *ATTENTION, "eager")
+"""Names that attn_implementation of from_pretrained takes; the first is its default."""
+OTHER_KERNEL_NAMES: Values = {
+    **dict.fromkeys(("auto", "default", "torch", "math"), ATTENTION_KERNELS[0]),
+    **dict.fromkeys(("flash", "flash_attn", "flash_attention", "fa2", "fa"), "flash_attention_2"),
+    "fa3": "flash_attention_3",
+    "flex": "flex_attention",
+    "disabled": "eager",
+}
+"""What other programs call these kernels."""
 
 ALL_LAYERS: Values = {"all": "all-linear"}
 """What programs of their own, and LLaMA-Factory, call peft's all-linear."""
@@ -22,6 +40,22 @@ WSD_STYLES: Values = {"1-sqrt": "minus_sqrt", "linear": "linear", "cosine": "cos
 """Shapes of the decay of transformers' warmup_stable_decay."""
 TRUNCATIONS: Values = {"keep_start": "end", "keep_end": "start"}
 """Where TRL cuts samples that are too long."""
+
+
+
+def is_attention_kernel(name: str) -> bool:
+    """Return whether from_pretrained takes a name of attn_implementation: its own, paged, or a kernel on the Hub."""
+    return name.removeprefix("paged|") in ATTENTION_KERNELS or _HUB_KERNEL.search(name) is not None
+
+
+def refused_kernel(name: str) -> tuple[str, str] | None:
+    """Return why from_pretrained refuses a name of attn_implementation, and the name instead; None if it takes it."""
+    if is_attention_kernel(name):
+        return None
+    near = OTHER_KERNEL_NAMES.get(name.lower()) or next(iter(misspelled(name.lower(), ATTENTION_KERNELS)), "")
+    reason = f"did you mean {near}? " if near else ""
+    return f"{reason}It takes {', '.join(ATTENTION_KERNELS)}, or a kernel on the Hub (OWNER/NAME)", near
+
 
 KEYS = (
     ConfigKey("learning_rate", "optimizer.lr"),
@@ -106,7 +140,7 @@ ARGUMENTS = (
     ConfigKey("dataset_train_split", "data.split"),
     ConfigKey("tokenizer_name", "data.tokenizer"),
     ConfigKey("tokenizer_name_or_path", "data.tokenizer"),
-    ConfigKey("attn_implementation", "kernels.attention", ATTENTION),
+    ConfigKey("attn_implementation", "kernels.attention", ATTENTION, written={"auto": ATTENTION_KERNELS[0]}),
     ConfigKey("load_in_4bit", "peft.method", {"true": "qlora"}),
     ConfigKey("load_in_8bit", "peft.method", {"true": "lora8bit"}),
     ConfigKey("use_dora", "peft.method", {"true": "dora"}),

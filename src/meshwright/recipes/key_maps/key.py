@@ -32,6 +32,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
     key: str  # as the framework writes it: a dotted name or a flag
     field: str = ""  # recipe field it maps to; empty if none, or if it is part of a CompositeKey
     values: Values = {}
+    written: Values = {}  # recipe value → framework value, where reading that one gives another recipe value
     default: Any = UNSET  # UNSET if there is no single known default
     choices: tuple[str, ...] = ()  # values the framework's parser accepts
     any_case: bool = False  # whether it accepts them in upper and lower case, in a framework of EXACT_CASE
@@ -54,7 +55,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
         if isinstance(value, tuple):
             return [self.to_framework_value(part) for part in value]
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        name = to_framework_name(self.values, text, text)
+        name = self.written.get(text) or to_framework_name(self.values, text, text)
         if name == text:
             if {"true", "false"} <= set(self.values) and text not in self.values:
                 raise InputError(f"has no equivalent value in {self.key}", field=self.field, value=value)
