@@ -77,10 +77,7 @@ def test_fix_of_eager_attention_is_a_kernel_of_the_front_end(
     assert _findings(tmp_path / name, text, "data.seq_length=16384")["kernels.eager-attention"].fix == fix
 
 
-@pytest.mark.parametrize(
-    ("kernel", "meant"),
-    [("auto", "sdpa"), ("sdap", "sdpa"), ("flash_attn", "flash_attention_2"), ("flash_attention2", "flash_attention_2")],
-)
+@pytest.mark.parametrize(("kernel", "meant"), [("auto", "sdpa"), ("sdap", "sdpa"), ("flash_attn", "flash_attention_2")])
 def test_attention_kernel_that_transformers_lacks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, meant: str
 ) -> None:
@@ -99,9 +96,7 @@ def test_attention_kernel_that_transformers_has_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "accelerate.argument-refused" not in _findings(
-        tmp_path / "train.py", EAGER.format(kernel=kernel, more="")
-    )
+    assert "accelerate.argument-refused" not in _findings(tmp_path / "train.py", EAGER.format(kernel=kernel, more=""))
 
 
 def test_attention_kernel_that_the_program_registers_is_accepted(

@@ -243,22 +243,22 @@ def _python(value: Any) -> Any:
 
 
 def unknown_names(framework: str, args: Arguments) -> Iterator[Finding]:
-    """Yield a finding for an optimizer, schedule or attention kernel that transformers refuses: closed lists of names."""
+    """Yield a finding for an optimizer, a schedule or an attention kernel that transformers does not have."""
     if not is_trainer(args):
         return
     kernel = args.get("attn_implementation")
-    if kernel is not None and isinstance(kernel.value, str) and not kernel.unresolved:
-        if refused := refused_kernel(kernel.value):
-            reason, near = refused
-            yield Finding(
-                f"{framework}.argument-refused",
-                "error",
-                "attn_implementation",
-                f"transformers has no attn_implementation {kernel.value}; {reason}",
-                (_argument("attn_implementation", near, kernel),) if near else (),
-                file=kernel.file,
-                line=kernel.line,
-            )
+    is_stated = kernel is not None and isinstance(kernel.value, str) and not kernel.unresolved
+    if kernel is not None and (refused := refused_kernel(kernel.value) if is_stated else None):
+        reason, near = refused
+        yield Finding(
+            f"{framework}.argument-refused",
+            "error",
+            "attn_implementation",
+            f"transformers has no attn_implementation {kernel.value}; {reason}",
+            (_argument("attn_implementation", near, kernel),) if near else (),
+            file=kernel.file,
+            line=kernel.line,
+        )
     for name, owner in NAMED.items():
         setting = args.get(name)
         if setting is None or setting.unresolved or not PLAIN_NAME.fullmatch(str(setting.value)):

@@ -384,7 +384,8 @@ def _trainer_arguments(
             value = str(value).lower() in ("true", "auto", "full")
         if name == "attn_implementation":
             value = hugging_face.OTHER_KERNEL_NAMES.get(str(value).lower(), value)
-            if setting.value == DEFAULT_KERNEL or not (setting.unresolved or hugging_face.is_attention_kernel(str(value))):
+            is_read = setting.unresolved or hugging_face.is_attention_kernel(str(value))
+            if setting.value == DEFAULT_KERNEL or not is_read:
                 continue  # transformers' own choice, or a kernel of the front end
         if name in LISTS and (value == "all-linear" or not _is_known(str(value).split(","))):
             name, value = "lora_target_linear", True

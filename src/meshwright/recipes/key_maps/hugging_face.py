@@ -42,7 +42,6 @@ TRUNCATIONS: Values = {"keep_start": "end", "keep_end": "start"}
 """Where TRL cuts samples that are too long."""
 
 
-
 def is_attention_kernel(name: str) -> bool:
     """Return whether from_pretrained takes a name of attn_implementation: its own, paged, or a kernel on the Hub."""
     return name.removeprefix("paged|") in ATTENTION_KERNELS or _HUB_KERNEL.search(name) is not None
