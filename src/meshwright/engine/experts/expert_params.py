@@ -82,7 +82,7 @@ def down_proj_widths(experts: Any) -> tuple[int, int]:
     """Return the widths of the inputs and the outputs of the down projection, also if it is packed."""
     packed = packed_experts(experts, "down_proj")
     shape = tuple(experts.down_proj.shape) if packed is None else unpacked_shape(experts, "down_proj", packed[0].shape)
-    return shape[-2:] if experts.is_transposed else (shape[-1], shape[-2])
+    return (shape[-2], shape[-1]) if experts.is_transposed else (shape[-1], shape[-2])
 
 
 def shard_specs(experts: nn.Module) -> dict[str, ExpertShardSpec]:
