@@ -29,7 +29,7 @@ DROPPED_BY_MODULE: Mapping[str, tuple[str, ...]] = {
     "moe_act": ("routed_act",),
     "mla_up_proj": ("up",),
     "shared_experts": ("shared_fc1", "shared_act"),
-    "attention": ("proj", "up", "core", "copied", "scores", "scan"),
+    "attention": ("proj", "up", "core", "scores", "scan"),
 }
 # Parts that stay on the GPU where activations of named modules are offloaded: its modules are attention, norms and the
 # inputs of experts' two linears. Engines without an entry offload everything.
@@ -220,8 +220,6 @@ def _attention_parts(case: Case, mixer: Attention) -> Parts:
         "proj": size * (mixer.q_width + gate + kv + rotated) / tp,
         "core": (size * (mixer.out_width + gate) + 4 * mixer.heads) / tp,
     }
-    if memory_profile(case).copies_packed_output and case.packing:
-        parts["copied"] = size * mixer.out_width / tp
     if case.attention == "eager":
         each = SCORE_BYTES.get(getattr(case, "attention_kernel", "eager"), SCORE_BYTES["eager"])
         parts["scores"] = (each + 1.0 * getattr(case, "dropout", False)) * mixer.heads * case.seq_length / tp

@@ -60,7 +60,6 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wide_router: bool = False
     drops_frozen_rows: bool = False
     weights_local_rows: bool = False
-    copies_packed_output: bool = False
     clamped_gate: float = 0.0
     shards_by_expert: bool = False
     shards_adapters: bool = False

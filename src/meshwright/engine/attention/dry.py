@@ -50,14 +50,18 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _flex_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    """The output has the order of dimensions of the queries in memory, so that joining its heads copies nothing."""
+    order = sorted(range(q.ndim), key=q.stride, reverse=True)
+    shape = (*q.shape[:-1], v.shape[-1])
+    out = q.new_empty([shape[i] for i in order]).permute([order.index(i) for i in range(q.ndim)])
+    return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def _flex_backward_impl(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     torch.empty_like(log_sum)  # the row sums of output x its gradient
-    made = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (q, k, v)]
+    made = [torch.empty_like(one) for one in (q, k, v)]
     return made[0], made[1], made[2]
 
 
