@@ -333,13 +333,14 @@ def export_into(
     theirs = frameworks.framework(request.to)
     overrides = other_frameworks.full_paths(request.overrides) if folder else request.overrides
     request = msgspec.structs.replace(request, overrides=tuple(overrides))
-    options = {"framework": request.framework, "model": request.model}
+    options = {"framework": request.framework, "model": request.model, "to": theirs.name}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
     shape = None if job.imported is None else job.model
     read = job.imported
     job.require_length()
     if read is not None and theirs.name == "deepspeed":  # the DeepSpeed config that a config of Accelerate names
         read = frameworks.referenced_file(read) or read
+    job.require_weights()
     same = read is not None and read.framework.name == theirs.name
     engine = job.engine if same and job.engine == "deepspeed" else theirs.engine
     dropped = () if same else job.dropped(theirs)
@@ -385,6 +386,7 @@ def export_into(
             script = {f"{checked.recipe.name}.sh": launch.start_script(program, checked.cluster, checked.recipe.name)}
             files = {**written.files, **script}
             written = msgspec.structs.replace(written, program=program, files=files, notes=(*written.notes, *missing))
+        job.require_expanded(written)
     lost = frameworks.lost_lines(written.unmapped, dropped)
     first = frameworks.lost_lines((one for one in written.unmapped if one.field in written.first_file_lacks), ())
     commented = frameworks.with_comments(written.files, lost, written.program.modules, first)

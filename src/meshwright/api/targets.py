@@ -36,13 +36,15 @@ from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.case import model_of
-from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
+from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 
 if TYPE_CHECKING:
     from meshwright.frameworks.dropped import DroppedSetting
     from meshwright.frameworks.file_import import ImportedFile
     from meshwright.frameworks.framework import Content, Framework
+    from meshwright.frameworks.types import ExportedConfig
 
+SCRIPTS = (".sh", ".py")
 GOAL_FIX = ("--goal pretrain", "--goal sft", "--goal peft")
 
 
@@ -142,6 +144,26 @@ class Job(msgspec.Struct, frozen=True):
         is_ours = self.content is not None and self.imported is None
         return frameworks.open_length_of_recipe(self.content, recipe) if is_ours and self.content is not None else ""
 
+    def require_weights(self) -> None:
+        """Raise InputError if only the run knows the initial weights of a file: without them they would be random."""
+        read = self.imported
+        if read is None or "checkpoint.pretrained" in read.settings.typed:
+            return
+        found = frameworks.open_weights(read.framework, read.settings.parsed)
+        if found is not None:
+            fix = ("checkpoint.pretrained=FOLDER", "checkpoint.pretrained= to start from random weights")
+            reason = f"{found.location} names the initial weights, known only when it runs: {found.unresolved}"
+            raise InputError(reason, "checkpoint.pretrained", str(found.value), fix)
+
+    def require_expanded(self, written: ExportedConfig) -> None:
+        """Raise InputError if a config has a path of the environment: only scripts expand it."""
+        fields = {key: str(field_value(self.recipe, key)) for key in frameworks.ENVIRONMENT_PATHS}
+        for key, text in fields.items():
+            inside = [name for name, file in written.files.items() if text in file and not name.endswith(SCRIPTS)]
+            if frameworks.variables_in([text]) and inside and self.imported is not None:
+                reason = f"{self.imported.content.path} takes it from the environment, which {inside[0]} cannot"
+                raise InputError(reason, key, text, (f"{key}=PATH",))
+
     def require_model(self) -> None:
         """Raise InputError if a recipe cannot refer to the file's model."""
         if self.imported is not None and not self.imported.resolvable:
@@ -182,6 +204,7 @@ class Job(msgspec.Struct, frozen=True):
             reason, fix = f"{path} is not valid for {imported.framework.title}: {error}", imported.rejected[0].fix
             raise InputError(reason, field="file", value=path, fix=(*fix, f"meshwright check {path}"))
         self.require_model()
+        self.require_weights()
         self.dropped()
 
 
@@ -210,11 +233,13 @@ def job_for(
     framework: str | None = None,
     model: str | None = None,
     why_gpus: str | None = None,
+    to: str | None = None,
 ) -> Job:
     """Return what a target trains: a recipe by name, value or file, another framework's file, or a model on these GPUs.
 
     `framework` and `model` are for a file that does not show them; `model` also replaces that of a recipe. `why_gpus`
-    says in the note of a model why its plan is for GPUs that nobody typed.
+    says in the note of a model why its plan is for GPUs that nobody typed. `to` is the framework that a file is written
+    for: its own one keeps paths that the file takes from environment variables.
     """
     if isinstance(target, str) and is_model(target, goal):
         if model is not None:
@@ -224,7 +249,7 @@ def job_for(
         return Job(plan.recipe, (target,), plan=plan)
     content, theirs = file_of(target, framework, gpus)
     if content is not None and theirs is not None:
-        return _imported(content, theirs, framework, goal, gpus, overrides, model)
+        return _imported(content, theirs, framework, goal, gpus, overrides, model, references=to == theirs.name)
     own = None if content is None or content.format != "shell" else own_jobs.read(content)
     if own is not None:
         return _of_own_job(own, goal, gpus, overrides, engine, model)
@@ -346,6 +371,8 @@ def _imported(
     gpus: str | int | None,
     overrides: Sequence[str],
     model: str | None,
+    *,
+    references: bool,
 ) -> Job:
     imported = frameworks.import_file(
         theirs,
@@ -355,6 +382,7 @@ def _imported(
         goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
         overrides=overrides,
         count=epochs_beside(content.folder),
+        references=references,
     )
     options = (("--framework", named), ("--model", model), ("--goal", goal))
     named_by = (word for option, value in options if value for word in (option, value))

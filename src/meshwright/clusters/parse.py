@@ -250,9 +250,9 @@ def _parts(text: str) -> _Parts:
     plain = _NUMBER_WORD.sub(lambda found: str(_NUMBER_WORDS[found[0]]), _FILLERS.sub("", plain)).strip()
     if is_known(plain) or _CARD.fullmatch(plain):
         return _Parts(plain)
-    count, _, name = plain.partition("x")
-    if count.isascii() and count.isdigit() and is_known(name):  # 8xh100: the usual form needs no pattern
-        return _counted(text, {"count": count, "name": name})
+    count, _, gpu_name = plain.partition("x")
+    if count.isascii() and count.isdigit() and is_known(gpu_name):  # 8xh100: the usual form needs no pattern
+        return _counted(text, {"count": count, "name": gpu_name})
     if found := (re.fullmatch(rf"({_N})?\s*x?\s*nvl\s*([0-9]+)(?:\s*racks?)?", plain)):
         raise _unnamed_rack(text, found[1] or "1", int(found[2]))
     unknown = None

@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.dropped import DroppedSetting as DroppedSetting
     from meshwright.frameworks.dropped import dropped_settings as dropped_settings
     from meshwright.frameworks.dropped import require_model as require_model
+    from meshwright.frameworks.environment import ENVIRONMENT_PATHS as ENVIRONMENT_PATHS
+    from meshwright.frameworks.environment import open_weights as open_weights
+    from meshwright.frameworks.environment import variables_in as variables_in
     from meshwright.frameworks.export_recipe import export as export
     from meshwright.frameworks.export_recipe import exported_engine as exported_engine
     from meshwright.frameworks.export_recipe import exported_sharding as exported_sharding
@@ -74,6 +77,7 @@ __getattr__ = LazyNames(
         "frameworks.announced": "lost_lines with_comments",
         "frameworks.check_file": "as_in_files check stated_gpus",
         "frameworks.dropped": "DroppedSetting dropped_settings require_model",
+        "frameworks.environment": "ENVIRONMENT_PATHS open_weights variables_in",
         "frameworks.export_recipe": "export exported_engine exported_sharding in_version lost_numbers write",
         "frameworks.detection": "NATIVE detect_framework framework_of require_framework",
         "frameworks.file_import": "ImportedFile import_file",

@@ -107,7 +107,7 @@ def hub_text_notes(recipe: Recipe, key: str) -> Iterator[str]:
     trains = recipe.goal == "pretrain" and (recipe.data.blend or recipe.data.dataset != "mock")
     for name in named if trains else ():
         is_text = Path(name).suffix in (".txt", ".json", ".jsonl", ".parquet", ".csv")
-        is_hub = not name.startswith(("/", ".", "~")) and name.count("/") <= 1 and not name.endswith("_document")
+        is_hub = not name.startswith(("/", ".", "~", "$")) and name.count("/") <= 1 and not name.endswith("_document")
         here = not file_access.closed() and any(Path(f"{name}{end}").exists() for end in ("", ".bin"))
         if is_text or (is_hub and not here and not has_magic(name)):
             kind = "a file of texts" if is_text else "the name of a dataset"

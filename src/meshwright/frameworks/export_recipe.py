@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -173,7 +174,7 @@ def exported_sharding(
 
 def _is_of_environment(value: object, text: str) -> bool:
     """Return whether a value is in a script with variables of the environment, which it has only where it runs."""
-    unquoted = text.replace("'", "").replace('"', "")
+    unquoted = re.sub(r":\?[^{}]*\}", "}", text.replace("'", "").replace('"', ""))  # without why it is required
     return isinstance(value, str) and bool(ENVIRONMENT.search(value)) and value in unquoted
 
 

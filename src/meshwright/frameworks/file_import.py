@@ -81,13 +81,15 @@ def import_file(
     goal: Goal | None = None,
     overrides: Sequence[str] = (),
     count: Count = lambda _: None,
+    references: bool = False,
 ) -> ImportedFile:
     """Return a file as a recipe; raise InputError for what it leaves open and the caller does not give.
 
-    `model` is a model and how a recipe refers to it; `goal` is for files that do not name theirs.
+    `model` is a model and how a recipe refers to it; `goal` is for files that do not name theirs. With `references`,
+    paths that the file takes from environment variables stay such texts: a job for the same framework has them too.
     """
     spec = None if model is None else model[0]
-    settings = import_recipe(framework, content, spec, list(overrides), goal)
+    settings = import_recipe(framework, content, spec, list(overrides), goal, references)
     if settings.model is None:
         unknown = settings.named_model
         reason = f"{content.path} does not name its model, or not one of known shape"

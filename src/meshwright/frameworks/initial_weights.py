@@ -11,6 +11,7 @@ import msgspec
 
 from meshwright import file_access, models
 from meshwright.errors import InputError
+from meshwright.frameworks.environment import REFERENCE
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.model_match import find_model, model_path
 from meshwright.models import ModelSpec
@@ -23,7 +24,6 @@ OWN_FORMAT = "megatron"
 DESCRIBES_SIZES = "megatron-lm"
 """The framework whose files describe a model by its sizes: several published models may have them."""
 TO_HUGGING_FACE = "Megatron-Bridge's examples/conversion/convert_checkpoints.py export"
-REFERENCE = re.compile(r"\$\{(\w+)\}")
 ENVIRONMENT = re.compile(r"(\$(?:\{[A-Z][A-Z0-9_]*\}|[A-Z][A-Z0-9_]*))")
 PATH_WORD = re.compile(r"[\w./@:=,+\-${}\"]*/[\w./@:=,+\-${}\"]*")
 """A word with a path, which has no command of the shell."""

@@ -12,6 +12,7 @@ import msgspec
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import ASSUMED_VOCABULARY
+from meshwright.frameworks.environment import PRETRAINED, with_references
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
 from meshwright.models import ModelSpec, has_other_weights, reshape
@@ -28,7 +29,6 @@ WORLD_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8
 INT_CANDIDATES = (1, 2, 4, 8, 16, 64, 512)
 EXTRA_CANDIDATES = {"data.seq_length": (131_072,)}
-PRETRAINED = "checkpoint.pretrained"
 WARMUP = "schedule.warmup_steps"
 MODEL_KEYS = ("pretrained_model_name_or_path", "hf_model_id", "name_or_path")
 MODEL_ARGUMENTS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
@@ -88,12 +88,17 @@ def import_recipe(
     model: ModelSpec | None = None,
     overrides: list[str] | None = None,
     goal: Goal | None = None,
+    references: bool = False,
 ) -> ImportedRecipe:
-    """Import a file as a recipe. `model` and `goal` are for files that do not name theirs; overrides apply last."""
+    """Import a file as a recipe. `model` and `goal` are for files that do not name theirs; overrides apply last.
+
+    With `references`, paths that the file takes from environment variables stay such texts.
+    """
     if framework.formatter_for is not None:
         framework = msgspec.structs.replace(framework, format_setting=framework.formatter_for(content))
     content, texts = framework.own_overrides(content, overrides or [])
     parsed = _with_goal(framework.parse(content), content.path, goal)
+    parsed = with_references(framework, parsed) if references else parsed
     file_model = _file_model(parsed)
     if model is not None:
         if file_model is not None and any(note.startswith(ASSUMED_VOCABULARY) for note in parsed.notes):

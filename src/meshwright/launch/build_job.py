@@ -285,7 +285,8 @@ def _with_variables(program: Program, env: Mapping[str, str], scheduler: Schedul
     if missing and scheduler in REMOTE_FILES:
         name, what = next(iter(missing.items()))
         fix = (f"--env {name}=/path/in/the/container", "checkpoint.pretrained=/path/in/the/container")
-        raise InputError(f"the run starts from {what}: name it", field=f"--env {name}", fix=fix)
+        reason = f"the job needs {what}, and the container does not have this variable: set it"
+        raise InputError(reason, field=f"--env {name}", fix=fix if "checkpoint" in what else fix[:1])
     argv = program.argv
     for name in program.variables:
         if name in env:

@@ -14,6 +14,7 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes, torchrun
+from meshwright.frameworks.environment import REFERENCE, required_variables, variables_in
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import is_hub_id, needs_converted, shell_word, tokenizer_of
 from meshwright.frameworks.megatron_bridge import bridge_recipes
@@ -116,8 +117,8 @@ def _hub_data_notes(recipe: Recipe) -> Iterator[str]:
 def program_of(argv: list[str], recipe: Recipe, model: ModelSpec) -> Program:
     """Return the program with the variable that its arguments refer to."""
     source = recipe.checkpoint.pretrained or model.hf_id or model.name
-    variables = {CHECKPOINT_VARIABLE: f"a checkpoint converted from {source}"} if CHECKPOINT_WORD in argv else {}
-    return Program(tuple(argv), variables=variables)
+    what = "a converted checkpoint" if variables_in([source]) else f"a checkpoint converted from {source}"
+    return Program(tuple(argv), variables=required_variables(argv, {CHECKPOINT_VARIABLE: what}))
 
 
 def recipe_overrides(
@@ -195,20 +196,22 @@ def _script(framework: Framework, recipe: Recipe, cluster: Cluster, argv: list[s
     """Return the command as a script with required environment variables."""
     head = torchrun(cluster, "$HEAD_NODE")
     quoted = [*(f'"{word}"' if "$" in word else shlex.quote(word) for word in head)]
-    lines = [" ".join(quoted), *_lines(argv, model)]
+    variables = program_of(argv, recipe, model).variables
+    lines = [" ".join(quoted), *_lines(argv, variables)]
     first = f"# {recipe.name} for Megatron-Bridge ({framework.version}), written by meshwright export."
     where = "# Run it in a checkout of Megatron-Bridge" + (", on every node." if cluster.nodes > 1 else ".")
     needed = [': "${HEAD_NODE:?hostname of the first node}"'] if cluster.nodes > 1 else []
-    variables = program_of(argv, recipe, model).variables
     needed += [f": {shell_word(f'${{{name}}}', variables)}" for name in variables]
     return "\n".join(["#!/bin/bash", first, where, *needed, "", " \\\n    ".join(lines), ""])
 
 
-def _lines(argv: list[str], model: ModelSpec) -> list[str]:
-    """Return one argument per line, flags together with their value."""
+def _lines(argv: list[str], variables: Mapping[str, str]) -> list[str]:
+    """Return one argument per line, flags together with their value; the script requires the variables before."""
     lines: list[str] = []
     for word in argv:
         quoted = f'"{CHECKPOINT}=${CHECKPOINT_VARIABLE}"' if word == CHECKPOINT_WORD else shell_word(word, {})
+        if word != CHECKPOINT_WORD and any(name in variables for name in variables_in([word])):
+            quoted = f'"{word}"'
         if lines and lines[-1].startswith("--") and " " not in lines[-1]:
             lines[-1] += f" {quoted}"
         else:
@@ -294,6 +297,8 @@ def _python(framework: Framework, recipe: Recipe, function: str, changes: Differ
         body.append("cfg.ddp.average_in_collective = False")
     first = f"# {recipe.name} for Megatron-Bridge ({framework.version}), written by meshwright export."
     main = ['if __name__ == "__main__":', f"    {train}(cfg, forward_step)"]
+    if any("= os." in line for line in body) and "import os" not in imports:
+        imports.append("import os")
     plain = sorted(one for one in imports if one.startswith("import"))
     named = sorted(one for one in imports if one not in plain)
     return "\n".join([first, *plain, *([""] if plain else []), *named, "", *body, "", *main, ""])
@@ -318,7 +323,11 @@ def _model_lines(recipe: Recipe, model: ModelSpec, imports: list[str]) -> list[s
 
 
 def _literal(value: Any) -> str:
-    """Format a value as Python code, with double quotes."""
+    """Format a value as Python code, with double quotes; ${NAME} is a variable of the environment."""
+    if isinstance(value, str) and (found := REFERENCE.fullmatch(value)):
+        return f'os.environ["{found[1]}"]'
+    if isinstance(value, str) and REFERENCE.search(value):
+        return f"os.path.expandvars({json.dumps(value, ensure_ascii=False)})"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_literal(one) for one in value) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

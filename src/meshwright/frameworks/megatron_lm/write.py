@@ -13,6 +13,7 @@ from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.display import plural
 from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes
+from meshwright.frameworks.environment import required_variables
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word, tokenizer_of
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
@@ -88,24 +89,22 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         flags[RETAIN] = retained.every
         if retained.reason:
             rejected = (*rejected, UnmappedField("checkpoint.keep", recipe.checkpoint.keep, retained.reason))
-    variables = {}
+    described = {}
     if needs_converted(recipe):
         flags[PRETRAINED] = f"${{{CHECKPOINT_VARIABLE}}}"
         source = recipe.checkpoint.pretrained or model.hf_id or model.name
-        variables = {CHECKPOINT_VARIABLE: f"a checkpoint in Megatron-LM format, converted from {source}"}
+        described = {CHECKPOINT_VARIABLE: f"a checkpoint in Megatron-LM format, converted from {source}"}
     given = {key: value for key, value in flags.items() if value is not None and value is not False}
     flags = {key: given[key] for keys in _groups(given).values() for key in keys}
     script = "pretrain_hybrid.py" if is_hybrid(model) else "pretrain_gpt.py"
     env = dict(_environment(recipe, cluster))
     name = f"{recipe.name or 'recipe'}.sh"
+    argv = (script, *(config_key for key, value in flags.items() for config_key in _argv(key, value)))
+    variables = required_variables(argv, described)
     return ExportedConfig(
         framework=framework.name,
         files={name: _text(flags, recipe, framework, cluster, env, script, variables)},
-        program=Program(
-            argv=(script, *(config_key for key, value in flags.items() for config_key in _argv(key, value))),
-            env=env,
-            variables=variables,
-        ),
+        program=Program(argv=argv, env=env, variables=variables),
         unmapped=(*unmapped, *rejected),
         notes=tuple(_notes(recipe, model)),
     )
@@ -123,9 +122,7 @@ def with_flags(
     flags = {key: flags[key] for keys in _groups(flags).values() for key in keys}
     script = written.program.argv[0]
     argv = (script, *(word for key, value in flags.items() for word in _argv(key, value)))
-    variables = {
-        name: what for name, what in written.program.variables.items() if any(f"${{{name}}}" in word for word in argv)
-    }
+    variables = required_variables(argv, written.program.variables)
     text = _text(flags, recipe, framework, cluster, env, script, variables)
     program = Program(argv=argv, env=env, variables=variables)
     return msgspec.structs.replace(written, files={next(iter(written.files)): text}, program=program)
