@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -114,3 +117,80 @@ def test_front_end_files_refuse_auto_attention(tmp_path: Path, monkeypatch: pyte
     assert found["value.invalid"].fix == ("attn_implementation: sdpa",)
     factory = _findings(tmp_path / "factory.yaml", FACTORY.replace("disabled", "auto"))
     assert "value.invalid" not in factory  # LLaMA-Factory's own default
+
+
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  deepspeed_config_file: ds.json
+  zero3_init_flag: true
+distributed_type: DEEPSPEED
+num_machines: 1
+num_processes: 8
+"""
+DEEPSPEED = """{"bf16": {"enabled": true}, "fp16": {"enabled": false}, "zero_optimization": {"stage": 3},
+ "gradient_accumulation_steps": 8,
+ "train_batch_size": %d,
+ "train_micro_batch_size_per_gpu": 1}"""
+
+
+def test_config_of_accelerate_gets_the_checks_of_its_deepspeed_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "acc.yaml").write_text(ACCELERATE)
+    (tmp_path / "ds.json").write_text(DEEPSPEED % 32)
+    for gpus in ("8xH200", None):
+        result = mw.check("acc.yaml", gpus=gpus)
+        (wrong,) = [one for one in result.findings if one.severity == "error"]
+        assert (wrong.rule, wrong.file, wrong.line) == ("deepspeed.batch-arithmetic", "ds.json", 3)
+        assert "8 data-parallel ranks = 64" in wrong.message
+        assert wrong.fix == ('"gradient_accumulation_steps": 4',)
+    (tmp_path / "ds.json").write_text(DEEPSPEED % 64)
+    assert mw.check("acc.yaml", gpus="8xH200").ok
+    # The processes of the YAML count, not the GPUs of the machine.
+    (tmp_path / "acc.yaml").write_text(ACCELERATE.replace("num_processes: 8", "num_processes: 4"))
+    found = {one.rule: one.message for one in mw.check("acc.yaml", gpus="8xH200").findings}
+    assert "4 data-parallel ranks = 32" in found["deepspeed.batch-arithmetic"]
+
+
+def test_errors_of_a_deepspeed_config_have_a_fix_through_accelerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "acc.yaml").write_text(ACCELERATE)
+    (tmp_path / "ds.json").write_text((DEEPSPEED % 64).replace("false", "true"))
+    (wrong,) = mw.check("acc.yaml", gpus="8xH200").findings
+    assert (wrong.rule, wrong.fix) == ("deepspeed.two-dtypes", ('"fp16": {"enabled": false}',))
+
+
+def test_program_and_its_deepspeed_config_have_one_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = ', deepspeed="ds.json", gradient_accumulation_steps=4'
+    (tmp_path / "train.py").write_text(EAGER.format(kernel="eager", more=more))
+    (tmp_path / "ds.json").write_text((DEEPSPEED % 128).replace("false", "true").replace('gpu": 1', 'gpu": 4'))
+    result = mw.check("train.py", gpus="8xH200", overrides=["data.seq_length=16384"])
+    rules = [one.rule for one in result.findings if one.severity == "error"]
+    assert {"deepspeed.two-dtypes", "deepspeed.batch-arithmetic", "deepspeed.argument-mismatch"} < {*rules}
+    assert result.repair is not None
+    settings = {*result.repair.overrides}
+    assert '"fp16": {"enabled": false}' in settings
+    for one in result.findings:
+        if one.severity == "error":
+            assert one.fix, one.rule
+            assert {*one.fix} <= settings, one.rule
+    _paste(tmp_path, result.repair.overrides)
+    assert mw.check("train.py", gpus="8xH200", overrides=["data.seq_length=16384"]).ok
+
+
+def _paste(folder: Path, settings: Sequence[str]) -> None:
+    """Write the settings of a repair into the program and its config, as a reader does."""
+    program, config = folder / "train.py", folder / "ds.json"
+    tree = json.loads(config.read_text())
+    for text in settings:
+        if text.startswith('"'):
+            tree |= json.loads(f"{{{text}}}")
+            continue
+        name, _, value = text.partition("=")
+        code, found = re.subn(rf"\b{name}=[^,)]+", f"{name}={value}", program.read_text())
+        program.write_text(code if found else code.replace("output_dir=", f"{name}={value}, output_dir="))
+    config.write_text(json.dumps(tree))

@@ -138,6 +138,7 @@ def repair_lines(answer: dict[str, Any]) -> list[str]:
         cost = f"; {seconds(repair['step_s'])} s per step, {repair['total_gib']:.0f} GiB" if known else ""
         overrides = repair["overrides"]
         settings = [shlex.join(overrides)] if _are_overrides(overrides) else overrides  # of a file: one per line
+        settings = [", ".join(overrides)] if all(map(KEYWORD.match, overrides)) else settings  # of a Python call
         lines += [f"[cyan]{escape(text)}[/]" for text in settings]
         lines[-1] += f"  [dim]{what}{kind}{own}{left}{cost}[/]"
     return lines

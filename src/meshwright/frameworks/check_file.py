@@ -255,7 +255,8 @@ def _counted(case: Case, count: Count, warmup: WarmupShare) -> Case:
 def _without_duplicates(imported: ImportedRecipe, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
     """Drop our findings that the framework's own rules report more precisely."""
     reported = {finding.rule for finding in theirs}
-    superseded = {rule for each in imported.framework.rules if each.id in reported for rule in each.supersedes}
+    own = (*imported.framework.rules, *(_referenced_framework().rules if imported.parsed.referenced else ()))
+    superseded = {rule for each in own if each.id in reported for rule in each.supersedes}
     superseded.update(imported.parsed.suppressed_rules)
     error_keys = {finding.field for finding in theirs if finding.severity == "error"}
 
@@ -487,6 +488,22 @@ def _framework_findings(
     ctx = RuleContext(imported.framework, imported.parsed, recipe, case, on)
     for rule in imported.framework.rules:
         yield from (with_arguments_changed(imported.parsed.program, one) for one in rule.findings(ctx))
+    inner, count = imported.parsed.referenced, imported.parsed.gpu_request.count
+    if inner is None:
+        return
+    # DeepSpeed divides its batch by the processes that Accelerate starts.
+    same = on if on is None or count in (None, on.world) else None
+    inner = msgspec.structs.replace(inner, gpu_request=imported.parsed.gpu_request)
+    ctx = RuleContext(_referenced_framework(), inner, recipe, case, same)
+    for rule in ctx.framework.rules:
+        yield from (with_arguments_changed(inner.program, one) for one in rule.findings(ctx))
+
+
+def _referenced_framework() -> Framework:
+    """Return the framework of configs that configs of Accelerate name."""
+    from meshwright.frameworks.deepspeed.definition import FRAMEWORK  # loaded on first use
+
+    return FRAMEWORK
 
 
 def _unresolved(imported: ImportedRecipe) -> Iterator[UnresolvedValue]:

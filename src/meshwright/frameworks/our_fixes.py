@@ -6,20 +6,24 @@ import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.applied_fixes import fixed_text
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.merged_fix import program_arguments
 from meshwright.frameworks.script_arguments import Arguments, argument_lists, with_arguments, with_variable
 from meshwright.frameworks.to_recipe import complete, import_recipe
-from meshwright.frameworks.tried_fixes import REPLACED, as_typed, with_fix, without_flag
+from meshwright.frameworks.tried_fixes import (
+    CONFIGS,
+    REPLACED,
+    as_typed,
+    content_with_fix,
+    with_named_file_fixed,
+    without_flag,
+)
 from meshwright.frameworks.types import SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.format_override import format_override
@@ -29,7 +33,6 @@ from meshwright.rules import Finding
 if TYPE_CHECKING:  # a script's interpreter, which only files need
     from meshwright.frameworks.shell import LaunchCommand
 
-CONFIGS = (".json", ".yaml", ".yml")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")  # of the environment, set before a command
 
 
@@ -70,8 +73,7 @@ def _recipe(framework: Framework, content: Content, model: ModelSpec, on: Cluste
 def changed_content(content: Content, finding: Finding) -> Content | None:
     """Return the file with the fix; None if the fix is not written as settings of it."""
     if content.settings:
-        settings = with_fix(content, finding, finding.fix)
-        return None if settings is None else msgspec.structs.replace(content, settings=settings)
+        return content_with_fix(content, finding, finding.fix)
     if content.format == "python" and not any(argument_lists(content)):
         return _with_assignments(content, finding)
     changed = content
@@ -81,7 +83,8 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
         if in_program := program_arguments(text):
             changed = msgspec.structs.replace(changed, assigned={**changed.assigned, **in_program})
             continue
-        if not text.startswith("--") and (with_file := _with_file_fixed(changed, finding, text)) is not None:
+        in_file = not text.startswith("--") and finding.file.endswith(CONFIGS)
+        if in_file and (with_file := with_named_file_fixed(changed, finding, text)) is not None:
             changed = with_file
             continue
         if text.startswith(("torchrun --", "#SBATCH --", "unset ")):
@@ -107,30 +110,21 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
     return changed
 
 
-def _with_file_fixed(content: Content, finding: Finding, text: str) -> Content | None:
-    """Return a script with a setting changed in the file of the finding, which it names; None if that is not possible.
-
-    Only checks read the changed file: it is not written.
-    """
-    if content.folder is None or file_access.closed() or not finding.file.endswith(CONFIGS):
-        return None
-    words = [word for one in content.launches for word in (*one.args, *one.launcher_args.values())]
-    for name in dict.fromkeys(str(word.value) for word in words if not word.unresolved):
-        path = content.folder / name
-        if Path(name).name != Path(finding.file).name or not (name in content.beside or path.is_file()):
-            continue
-        before = content.beside[name] if name in content.beside else path.read_text("utf-8")
-        fixed = fixed_text(before, name, [text])
-        return None if fixed.left else msgspec.structs.replace(content, beside={**content.beside, name: fixed.text})
-    return None
-
-
 def _with_assignments(content: Content, finding: Finding) -> Content | None:
-    """Return a Python file with the fix's KEY=VALUE assigned after its own; None if the fix has other words."""
+    """Return a Python file with the fix's KEY=VALUE assigned after its own, or in the JSON config that it names.
+
+    None if the fix has other words.
+    """
     assigned = dict(content.assigned)
     if finding.rule.startswith(REPLACED):
         assigned[finding.field] = None
     for text in finding.fix:
+        if text.startswith('"'):  # of a JSON config that the program names
+            with_file = with_named_file_fixed(content, finding, text)
+            if with_file is None:
+                return None
+            content = with_file
+            continue
         removed = text.startswith(("without ", "remove "))
         for word in _words(text)[removed:]:
             key, equals, value = word.partition("=")

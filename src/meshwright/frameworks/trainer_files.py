@@ -99,7 +99,25 @@ def file_arguments(content: Content, given: Mapping[str, SourcedValue] | None = 
     """
     found = _own_arguments(content, given)
     other = _other_half(content)
-    return found if other is None else {**_own_arguments(other, given), **found}
+    found = found if other is None else {**_own_arguments(other, given), **found}
+    return _with_assigned(found, content) if content.assigned else found
+
+
+def _with_assigned(found: Mapping[str, SourcedValue], content: Content) -> dict[str, SourcedValue]:
+    """Return the arguments with those that fixes set or remove."""
+    changed = {name: one for name, one in found.items() if content.assigned.get(name, "") is not None}
+    for name, text in content.assigned.items():
+        if text is not None:
+            line = found[name].line if name in found else 0
+            changed[name] = SourcedValue(_literal(text), line, content.path)
+    return changed
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text  # a string without its quotes
 
 
 def _other_half(content: Content) -> Content | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
-from meshwright import config_io
+from meshwright import config_io, file_access
 from meshwright.errors import InputError
+from meshwright.frameworks.applied_fixes import fixed_text
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.other_versions import is_rejected
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -25,6 +27,8 @@ _REMOVAL = re.compile(r"(?:without|remove) ([\w.\[\]]+)")
 _DOTTED = re.compile(r"([\w.\[\]]+\.)(\w+): (.*)")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.\[\]-]*=")
 _NAMED = re.compile(rf"--|{_OVERRIDE.pattern}")
+_CONFIG_NAME = re.compile(r"""["']([^"'\s]+\.(?:json|ya?ml))["']""")
+CONFIGS = (".json", ".yaml", ".yml")
 FindingsAfter = Callable[[Content], Sequence[Finding]]
 
 
@@ -62,11 +66,11 @@ def _tried(
     `resolving` gets the other findings that the fix resolves too.
     """
     for fix in (finding.fix, *((one,) for one in finding.fix if len(finding.fix) > 1)):
-        changed = with_fix(content, finding, fix)
+        changed = content_with_fix(content, finding, fix)
         if changed is None:
             return finding
         try:
-            after = findings_after(msgspec.structs.replace(content, settings=changed))
+            after = findings_after(changed)
         except InputError:
             continue
         left = {(one.rule, one.field) for one in after}
@@ -88,6 +92,54 @@ def _harm(fix: Sequence[str], errors: Sequence[Finding], after: Sequence[Finding
 
 def _mentions(finding: Finding, names: set[str]) -> bool:
     return any(re.search(rf"\b{re.escape(name)}\b", finding.message) for name in names if name)
+
+
+def content_with_fix(content: Content, finding: Finding, fix: Sequence[str]) -> Content | None:
+    """Return the file with a fix in its settings, or in the config of the finding, which it names.
+
+    None if the fix is not written as settings.
+    """
+    if _is_elsewhere(content, finding):
+        changed: Content | None = content
+        for text in fix:
+            changed = changed and with_named_file_fixed(changed, finding, text)
+        return changed
+    settings = with_fix(content, finding, fix)
+    return None if settings is None else msgspec.structs.replace(content, settings=settings)
+
+
+def _is_elsewhere(content: Content, finding: Finding) -> bool:
+    """Return whether a finding is about another config than the file itself."""
+    return finding.file.endswith(CONFIGS) and Path(finding.file).name != Path(content.path).name
+
+
+def with_named_file_fixed(content: Content, finding: Finding, text: str) -> Content | None:
+    """Return a file with a setting changed in the config that it names; None if that is not possible.
+
+    Only checks read the changed config: it is not written.
+    """
+    if content.folder is None or file_access.closed():
+        return None
+    named = dict.fromkeys(_named_configs(content))
+    names = [name for name in named if name in content.beside or (content.folder / name).is_file()]
+    if finding.file.endswith(CONFIGS):
+        names = [name for name in names if Path(name).name == Path(finding.file).name]
+    if not names:
+        return None
+    name = names[0]
+    before = content.beside[name] if name in content.beside else (content.folder / name).read_text("utf-8")
+    fixed = fixed_text(before, name, [text])
+    return None if fixed.left else msgspec.structs.replace(content, beside={**content.beside, name: fixed.text})
+
+
+def _named_configs(content: Content) -> Iterator[str]:
+    """Yield the configs that a file names: in its commands, its settings or its code."""
+    words = [word for one in content.launches for word in (*one.args, *one.launcher_args.values())]
+    for word in (*words, *content.settings.values()):
+        if not word.unresolved and str(word.value).endswith(CONFIGS):
+            yield str(word.value)
+    if content.format == "python":
+        yield from (found[1] for found in _CONFIG_NAME.finditer(content.text))
 
 
 def with_fix(content: Content, finding: Finding, fix: Sequence[str]) -> Settings | None:

@@ -48,9 +48,28 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
         lean = layout_fix(case, frozenset(), batches) or {}
         works = [lean] if lean and not has_errors(case.replace(**lean)) else []
     if not works:
-        return {}
+        return _leaner_repair(case, typed)
     works, fastest = _fast_enough(case, works, typed)
     return _with_warnings(case, _minimal(case, _cheapest(case, works, typed), NEARLY_AS_FAST * fastest), typed)
+
+
+def _leaner_repair(case: Case, typed: Collection[str]) -> Change:
+    """Return a repair that also changes settings outside the layout that warnings are about, if that saves memory."""
+    fixes: Change = {}
+    for rule in rules.applicable(case, ("warning",)):
+        fix = rules.one_fix(rule, case, typed=typed) if bool(rule.broken(case)) else {}
+        is_outside = bool(fix) and not fix.keys() & {*SEARCHED_NAMES, *fixes} and not _contract(fix)
+        if is_outside and not rules.undone(fix, typed) and _total_memory(case.replace(**fix)) < _total_memory(case):
+            fixes |= fix
+    leaner = case.replace(**fixes)
+    if not fixes:
+        return {}
+    rest = find_repair(leaner, typed)
+    return {**fixes, **rest} if rest or not has_errors(leaner) else {}
+
+
+def _total_memory(case: Case) -> float:
+    return float(costs.estimate(case).memory.total)
 
 
 def find_repair_of_file(case: Case) -> Change:
