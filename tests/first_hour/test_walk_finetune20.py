@@ -83,7 +83,8 @@ def test_a_start_line_works_in_the_folder_that_it_names(cfg: Path, meshwright: A
     write_script("acc_run.sh", data=data)
     found = meshwright("export", "acc_run.sh", "--to", "accelerate", *GPUS, "--out", "acc")
     words = start_line(found.out)
-    values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    assert words[:3] == ["cd", "acc", "&&"]
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in words[3:]]
     before = {(cfg / one).resolve() for one in ("scripts/sft.py", "../eval.jsonl")}
     assert before <= {(cfg / "acc" / one).resolve() for one in values}
     assert not [one for one in values if (cfg / one).exists() and not (cfg / "acc" / one).exists()]

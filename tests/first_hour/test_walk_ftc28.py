@@ -88,12 +88,14 @@ deepspeed --num_gpus 8 run_sft.py --model_name_or_path google/gemma-3-12b-pt --d
 """
 
 
-def test_deepspeed_starts_without_warmup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deepspeed_may_refuse_no_warmup(capsys: pytest.CaptureFixture[str]) -> None:
     Path("ds.json").write_text(ZERO.replace("STEPS", '"auto"').replace("BATCH", '"auto"'), encoding="utf-8")
     Path("run.sh").write_text(DEEPSPEED, encoding="utf-8")
     code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
     assert code == 0, printed
-    assert "warmup_num_steps" not in printed
+    assert "warmup_num_steps=0: DeepSpeed 0.19 needs a positive integer; another version may accept it" in printed
+    Path("run.sh").write_text(DEEPSPEED.replace("--learning_rate", "--warmup_steps 1 --learning_rate"), encoding="utf-8")
+    assert "warmup_num_steps" not in check(capsys, "run.sh", "--gpus", "8xL40S")[1]
 
 
 @pytest.mark.parametrize(
@@ -341,4 +343,5 @@ def test_fixes_in_two_files_are_tried_together(capsys: pytest.CaptureFixture[str
     assert code == 1
     assert '"fp16": {"enabled": false}' in printed
     assert "--gradient_accumulation_steps 6" in printed
-    assert "removes all 2 findings" in printed
+    assert "removes 2 findings" in printed
+    assert "leaves deepspeed.zero-warmup" in printed

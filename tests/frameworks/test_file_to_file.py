@@ -54,7 +54,7 @@ def test_an_export_to_deepspeed_has_a_program_with_the_model_and_the_data(meshwr
     assert "eval_strategy" not in (folder / "ds" / "sft_args.py").read_text(), "the Trainer refuses it without data"
     assert "train.eval_every=50: no validation data is set" in found.out
     assert "# not in this file: train.eval_every=50" in program
-    assert "Start    torchrun --nproc-per-node=8 train.py\n" in found.out
+    assert "Start    cd ds && torchrun --nproc-per-node=8 train.py\n" in found.out
     back = meshwright("import", "ds/ds_config.json", "--gpus", "8xH100")
     assert 'pretrained = "Qwen/Qwen2.5-7B-Instruct"' in back.out
     assert 'dataset = "sharegpt.messages.jsonl"' in back.out

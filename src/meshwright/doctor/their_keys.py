@@ -30,6 +30,7 @@ ACCUMULATION = "gradient_accumulation_steps"
 TRAINER_SETTINGS: Mapping[str, Mapping[str, str]] = {
     "layout.micro_batch_size=1": {"per_device_train_batch_size": "1", ACCUMULATION: "<now × micro batch>"},
     "layout.recompute=full": {"gradient_checkpointing": "true"},
+    "layout.recompute=none": {"gradient_checkpointing": "false"},
     "kernels.loss=fused_linear": {"use_liger_kernel": "true"},
 }
 """Overrides -> TrainingArguments of the Hugging Face Trainer, which is in no table of keys without a backend."""

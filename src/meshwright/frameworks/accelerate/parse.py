@@ -637,7 +637,7 @@ def _frozen_dtype(arguments: Arguments, settings: Settings, type_name: str) -> d
 
 def _frozen_note(arguments: Arguments, field_values: Mapping[str, Any], is_command: bool) -> Iterator[str]:
     """Yield that frozen weights take twice the memory of the computation's dtype, which the user may not expect."""
-    if field_values.get(FROZEN) != "fp32":
+    if field_values.get(FROZEN) != "fp32" or field_values.get("peft.method") == "qlora":
         return
     name = next((name for name in WEIGHT_DTYPES if name in arguments), "")
     if name:
