@@ -94,7 +94,8 @@ def test_deepspeed_may_refuse_no_warmup(capsys: pytest.CaptureFixture[str]) -> N
     code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
     assert code == 0, printed
     assert "warmup_num_steps=0: DeepSpeed 0.19 needs a positive integer; another version may accept it" in printed
-    Path("run.sh").write_text(DEEPSPEED.replace("--learning_rate", "--warmup_steps 1 --learning_rate"), encoding="utf-8")
+    warmed = DEEPSPEED.replace("--learning_rate", "--warmup_steps 1 --learning_rate")
+    Path("run.sh").write_text(warmed, encoding="utf-8")
     assert "warmup_num_steps" not in check(capsys, "run.sh", "--gpus", "8xL40S")[1]
 
 
