@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,31 @@ def test_weights_that_no_job_can_name_are_refused(value: str) -> None:
     assert "checkpoint.pretrained=FOLDER" in printed
     code, printed = call("launch", "own.sh", *SLURM, *to, "checkpoint.pretrained=", "--write", "job")
     assert code == 0, printed
+
+
+ENGINES = ("meshwright", "megatron", "torchtitan", "automodel", "deepspeed", "kempnerforge")
+
+
+@pytest.mark.parametrize("goal", ["pretrain", "cpt", "sft", "lora"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_run_line_of_a_plan_works_as_printed(engine: str, goal: str) -> None:
+    length = ("--tokens", "60B") if goal in ("pretrain", "cpt") else ()
+    words = ("recommend", "llama3.1-8b", "--gpus", "8xH200", "--goal", goal, *length, "--engine", engine)
+    code, printed = call(*words, "--save", "plan.toml", "--json")
+    if code:  # the engine has no such training, and says so
+        assert "error" in printed, printed
+        return
+    start = printed.index("{")
+    commands = json.JSONDecoder().raw_decode(printed[start:])[0]["commands"]
+    lines = [shlex.split(line) for line in commands.values()]
+    assert lines, printed
+    exports = [line[1:] for line in lines if line[1] == "export"]
+    for line in exports:
+        code, printed = call(*line)
+        assert code == 0, (line, printed)
+    frameworks = {line[line.index("--to") + 1] for line in exports}
+    for to in frameworks:
+        code, printed = call("export", "plan.toml", "--to", to, "--out", f"again-{to}")
+        assert code == 0, printed
+        code, printed = call("launch", "plan.toml", "--to", to, "--scheduler", "slurm", "--write", f"job-{to}")
+        assert code == 0, printed

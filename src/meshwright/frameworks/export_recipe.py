@@ -13,7 +13,7 @@ from meshwright.choices import GOALS
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import ENVIRONMENT, tokenizer_notes
+from meshwright.frameworks.initial_weights import ENVIRONMENT, in_folder, tokenizer_notes
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.mapping import NO_KEY, relevant_fields, same_value
 from meshwright.frameworks.model_match import model_path, own_numbers
@@ -197,12 +197,18 @@ def differences(
         and not _is_of_environment(field_value(recipe, key), text)
         and not (key == "checkpoint.folder" and (recipe.checkpoint.folder or "") in text)  # named, or chosen here
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
+        and not (key == "checkpoint.pretrained" and _is_to_fill_in(framework, recipe, found))
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
         and not (key == "data.tokenizer" and not found.data.tokenizer and recipe.data.tokenizer in own)
         and not (key == "layout.pp_micro_batches" and same_passes(found, recipe, on.world))
         and not is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )
+
+
+def _is_to_fill_in(framework: Framework, recipe: Recipe, found: Recipe) -> bool:
+    """Return whether an export has the folder to fill in of weights that have to be downloaded first."""
+    return found.checkpoint.pretrained == in_folder(recipe, framework.engine).checkpoint.pretrained
 
 
 def _kept(recipe: Recipe) -> int:

@@ -10,7 +10,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import is_hub_id
+from meshwright.frameworks.initial_weights import in_folder, is_hub_id
 from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, without_defaults
 from meshwright.frameworks.model_match import model_path, own_numbers
 from meshwright.frameworks.torchtitan.derived_fields import ONE_STAGE
@@ -85,8 +85,9 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         )
     if recipe.checkpoint.pretrained and is_hub_id(recipe.checkpoint.pretrained):
         notes.append(
-            f"checkpoint.initial_load_path must be a folder: download {recipe.checkpoint.pretrained} "
-            "(scripts/download_hf_assets.py --assets safetensors) and set checkpoint.pretrained to it"
+            f"checkpoint.initial_load_path must be a folder: download {recipe.checkpoint.pretrained} (python "
+            f"scripts/download_hf_assets.py --repo_id {recipe.checkpoint.pretrained} --assets safetensors) and put it "
+            f"in place of {settings['checkpoint.initial_load_path']}, or name it with checkpoint.pretrained=FOLDER"
         )
     preset = None if numbers else preset_of(model)  # a preset has the published numbers
     versions: dict[str, OtherVersion] = {}
@@ -142,6 +143,7 @@ def _lost_fields(
     from meshwright.frameworks.to_recipe import complete, import_recipe
 
     found = complete(import_recipe(framework, content_of(script, "run.sh", folder=None), model), on)
+    recipe = in_folder(recipe, framework.engine)  # as the script names the weights
     return [
         key
         for key in relevant_fields(recipe, model)
@@ -180,6 +182,7 @@ def _settings(
         settings.pop("checkpoint.initial_load_path", None)
     elif "checkpoint.initial_load_path" in settings:
         settings["checkpoint.initial_load_in_hf"] = True
+        settings["checkpoint.initial_load_path"] = in_folder(recipe, framework.engine).checkpoint.pretrained
     if recipe.layout.strategy == "ddp":
         settings["parallelism.data_parallel_replicate_degree"] = ranks
         settings["parallelism.data_parallel_shard_degree"] = 1
