@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.cli import doctor_report
 
 EAGER = """from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", attn_implementation="{kernel}")
@@ -194,3 +195,44 @@ def _paste(folder: Path, settings: Sequence[str]) -> None:
         code, found = re.subn(rf"\b{name}=[^,)]+", f"{name}={value}", program.read_text())
         program.write_text(code if found else code.replace("output_dir=", f"{name}={value}, output_dir="))
     config.write_text(json.dumps(tree))
+
+
+def _trainer_log(folder: Path) -> None:
+    lines = [
+        "***** Running training *****",
+        "  Num examples = 96,000",
+        "  Num Epochs = 2",
+        "  Instantaneous batch size per device = 1",
+        "  Total train batch size (w. parallel, distributed & accumulation) = 64",
+        "  Gradient Accumulation steps = 1",
+        "  Total optimization steps = 3,000",
+    ]
+    for step in range(1, 121):
+        loss, norm = (1.4 - 0.002 * step, 1.2) if step < 95 else (2.0 * (step - 94), 9.0 ** (step - 94))
+        values = f"'loss': {loss}, 'grad_norm': {norm}" if step < 99 else "'loss': 0.0, 'grad_norm': nan"
+        lines.append(f"{{{values}, 'learning_rate': {min(step, 40) * 2.5e-07}, 'epoch': {step / 1500:.4f}}}")
+    (folder / "nan.log").write_text("\n".join(lines) + "\n")
+
+
+def test_remedies_of_a_trainer_program_are_arguments_of_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = ', deepspeed="ds.json", warmup_ratio=0.03, lr_scheduler_type="cosine"'
+    program = EAGER.format(kernel="sdpa", more=more).replace("max_steps=1000", "num_train_epochs=2")
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "ds.json").write_text(
+        '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto",\n'
+        ' "gradient_accumulation_steps": "auto", "train_batch_size": "auto"}'
+    )
+    _trainer_log(tmp_path)
+    checkup = mw.diagnose("nan.log", recipe="train.py", gpus="8x8xH200")
+    (damaged,) = [one for one in checkup.findings if one.rule == "loss.not-a-number"]
+    there = [text for one in damaged.remedies for text in one.there]
+    assert "warmup_steps=100" in there
+    assert not any("scheduler" in text or "300000" in text for text in there)
+
+
+def test_large_numbers_of_a_diagnosis_have_all_digits() -> None:
+    assert doctor_report._number(182732) == "182,732"
+    assert doctor_report._number(0.0002) == "0.0002"

@@ -103,4 +103,6 @@ def _effect(remedy: dict[str, Any]) -> str:
 
 
 def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.4g}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"

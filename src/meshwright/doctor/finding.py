@@ -46,6 +46,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
 
+    @property
+    def rule(self) -> str:
+        """Its id, by the name that the findings of a check and the JSON have."""
+        return self.id
+
 
 class Figure(msgspec.Struct, frozen=True):
     """A measured figure of the run with its estimate; also reported for healthy runs."""

@@ -287,7 +287,8 @@ def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: 
         most = (stats.run.header.total_steps or 0) // 2 or steps(ran)
         return Remedy(try_=(f"schedule.warmup_steps={max(1, min(steps(ran), most))}",), what="contract", why=why)
     recipe = stats.case.recipe
-    ran, end = recipe.schedule.warmup_steps, recipe.schedule.decay_steps or recipe.train.steps
+    ran = recipe.schedule.warmup_steps or _logged_warmup(stats.run) or 0  # a share of the training is not in steps
+    end = recipe.schedule.decay_steps or stats.run.header.total_steps or recipe.train.steps
     wanted = steps(ran)
     # A warmup of more than half of the training never lets it learn at its rate: the run's own is kept, a no-op.
     longest = max(ran, int(end * LONGEST_WARMUP)) if end else wanted

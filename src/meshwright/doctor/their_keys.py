@@ -61,8 +61,26 @@ def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, .
 
     A log of the Trainer may come with a file whose backend has no key for a change: it is then an argument.
     """
+    if own := _of_own_arguments(run, case, changed):
+        return own
     found = _backend_changes(run, case, changed)
     return found or (_trainer_changes(run, case, changed) if run.kind == "transformers" else ())
+
+
+def _of_own_arguments(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
+    """Return the changes to a run of the Trainer as its arguments; empty if its config states a key that they replace.
+
+    A scheduler or an optimizer that DeepSpeed's config does not have is the Trainer's own: its arguments set it.
+    """
+    differing = [key for key in recipe_fields() if field_value(case.recipe, key) != field_value(changed, key)]
+    if run.kind != "transformers" or not run.header.framework or not {*differing} <= {*TRAINER_ARGUMENTS}:
+        return ()
+    theirs = frameworks.framework(run.header.framework)
+    fields = relevant_fields(changed, case.model)
+    before, after = (to_settings(theirs, one, fields)[0] for one in (case.recipe, changed))
+    replaced = {key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)}
+    is_stated = any(not one.file.endswith(".py") for key, one in stated_settings(run).items() if key in replaced)
+    return () if is_stated else _trainer_changes(run, case, changed)
 
 
 def is_impossible(run: Run, case: Case, changed: Recipe) -> bool:

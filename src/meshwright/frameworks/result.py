@@ -12,7 +12,7 @@ from meshwright.costs import Estimate
 from meshwright.display import Readable, Row, plural, titled
 from meshwright.models import ModelSpec
 from meshwright.planner import Contradiction, Option, Repair
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Engine, Recipe
 from meshwright.rules import Finding, can_be_built
 
 
@@ -59,7 +59,7 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
 
     framework: str
     version: str  # of the framework
-    engine: str
+    engine: Engine
     file: str  # empty for a shipped recipe
     recipe: Recipe
     model: ModelSpec | None  # None: unknown

@@ -174,8 +174,8 @@ def parse(content: Content) -> ParsedConfig:
         alone, trl = launch.launcher == "python", is_trl(arguments, str(launch.program.value))
         settings = dict(_settings_of_trainer(launch.program, arguments, alone, trl))
     else:
-        config, missing = _config_of(content, launch)
-        settings = {**config, **dict(_options(launch))}
+        named, missing = _config_of(content, launch)
+        settings = {**named, **dict(_options(launch))}
         if not {"config-file", "config_file"} & launch.launcher_args.keys():  # without a config, one replica per GPU
             settings.setdefault("distributed_type", msgspec.structs.replace(launch.program, value="MULTI_GPU"))
     trl = own is not None and uses_trl(own)
