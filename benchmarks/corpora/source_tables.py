@@ -593,6 +593,42 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
     ),
 }  # fmt: skip
 
+CONSTRUCTORS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("training_args:TrainingArguments", "training_args_seq2seq:Seq2SeqTrainingArguments",
+        "trainer:Trainer", "trainer_seq2seq:Seq2SeqTrainer"),
+    "trl": ("trainer.sft_config:SFTConfig", "trainer.sft_trainer:SFTTrainer"),
+    "peft": ("tuners.lora.config:LoraConfig",),
+}  # fmt: skip
+"""Classes that programs construct, by package: that of the checkout, and installed ones."""
+INHERITED = {"trl": ("trl.trainer",), "peft": ("peft.config", "peft.tuners.lora.config"), "transformers": (
+    *("transformers.training_args", "transformers.training_args_seq2seq", "transformers.trainer"),
+    "transformers.trainer_seq2seq")}  # fmt: skip
+"""Modules with these classes and their bases."""
+
+
+def constructors(root: Path) -> Iterator[str]:
+    """Yield the keywords that constructors of TRL's checkout, and of the installed transformers and peft, accept."""
+    modules: dict[str, Module] = {}
+    for package, under in INHERITED.items():
+        spec = importlib.util.find_spec(package) if package != "trl" else None
+        folder = root / "trl" if package == "trl" else Path(spec.origin).parent if spec and spec.origin else None
+        if folder is None:
+            raise ValueError(f"{package} is not installed")
+        modules |= Sources({package: folder}, under).modules
+    sources = Sources({})
+    sources.modules = modules
+    modules["transformers"] = _reexports("transformers", sources, INHERITED["transformers"])
+    for package, places in CONSTRUCTORS.items():
+        for place in places:
+            module, name = place.split(":")
+            found = sources.find(f"{package}.{module}", name)
+            if found is None or not isinstance(found[1], ast.ClassDef):
+                raise ValueError(f"{package}.{place} is not there")
+            own = any(isinstance(one, ast.FunctionDef) and one.name == "__init__" for one in found[1].body)
+            accepted = sources.accepted(*found) if own else list(sources.fields(*found).values())
+            yield f"{package}.{name}\t{' '.join(one.name for one in accepted or ())}"
+
+
 INSTRUCTED = ("-Chat", "-Distill", "-Instruct", "-Thinking")  # of names for which LLaMA-Factory has a template
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
@@ -628,6 +664,7 @@ PACKAGE = Path(frameworks.__file__).parent
 WRITERS: Mapping[str, tuple[Path, Callable[[Path], Iterator[str]]]] = {
     "automodel": (PACKAGE / "automodel" / "targets.tsv", lambda root: Automodel(root).lines()),
     **{name: (PACKAGE / "front_ends" / f"{name}.tsv", one.lines) for name, one in FRONT_ENDS.items()},
+    "constructors": (PACKAGE / "constructors.tsv", constructors),
     "llama_factory_templates": (PACKAGE / "front_ends" / "llama_factory_templates.tsv", factory_templates),
 }
 

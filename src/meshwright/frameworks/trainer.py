@@ -12,6 +12,7 @@ import msgspec
 
 from meshwright import similar
 from meshwright.errors import InputError
+from meshwright.frameworks.constructors import ARGUMENTS as REMOVED_ARGUMENTS
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.hf_arguments import as_parsed
 from meshwright.frameworks.key_table import read_table
@@ -183,7 +184,7 @@ def unknown_arguments(args: Arguments, own: Content | None) -> Iterator[Finding]
             continue
         message = f"transformers has no --{name}; did you mean --{right}?"
         if name in RENAMED:
-            message = f"transformers has no --{name} since version 4.46, which named it --{right}"
+            message = f"transformers has no --{name} since version {REMOVED_ARGUMENTS[name][0]}, which has --{right}"
         fix = f"without --{name}" if right in args else f"--{right} {setting.value}"
         rule = "key.removed" if name in RENAMED else "key.unknown"
         yield Finding(rule, "warning", name, message, (fix,), file=setting.file, line=setting.line)

@@ -15,6 +15,7 @@ from meshwright.frameworks import accelerate_options
 from meshwright.frameworks.accelerate.job_environment import settings_of
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE, format_setting
 from meshwright.frameworks.common import gpu_request_of, value_or_default
+from meshwright.frameworks.constructors import constructor_findings
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.hf_arguments import as_parsed, flags_without_value
 from meshwright.frameworks.key_table import read_table
@@ -190,6 +191,7 @@ def parse(content: Content) -> ParsedConfig:
     typed = parse_arguments(launch.args)
     by_trl = is_by_trl(script)  # its table has all of its arguments
     refused = (*refused_arguments("accelerate", typed, own), *(() if by_trl else unknown_arguments(typed, own)))
+    refused = (*refused, *constructor_findings(own))
     parsed = msgspec.structs.replace(parsed, findings=(*missing, *parsed.findings, *refused, *command.findings))
     if by_trl:
         theirs = (*_trl_findings({**of_file, **given}), *flags_without_value(launch.args, read_table(TRL_KEYS), "TRL"))
@@ -242,7 +244,8 @@ def _of_program_alone(content: Content) -> ParsedConfig:
     parsed = _parsed(content, settings, GpuRequest(), arguments, trl, trl=trl)
     notes = (*(one for one in parsed.notes if "num_processes" not in one), PROGRAM_READ, *_not_read(arguments))
     notes = (*notes, UNSLOTH_NOTE) if uses_unsloth(content) else notes
-    return msgspec.structs.replace(parsed, notes=notes)
+    findings = (*constructor_findings(content), *parsed.findings)
+    return msgspec.structs.replace(parsed, findings=findings, notes=notes)
 
 
 def _not_read(arguments: Arguments) -> Iterator[str]:
@@ -311,7 +314,8 @@ def _of_program(config: Content, program: Content) -> ParsedConfig:
     parsed = _parsed(config, config.settings, GpuRequest(), file_arguments(program), trl, trl=trl)
     note = f"the config is {config.path}, the arguments of the program are those of {program.path}"
     files = tuple(dict.fromkeys([*parsed.files, program.path]))
-    return msgspec.structs.replace(parsed, files=files, notes=(*parsed.notes, note))
+    findings = (*constructor_findings(program), *parsed.findings)
+    return msgspec.structs.replace(parsed, findings=findings, files=files, notes=(*parsed.notes, note))
 
 
 def _config_of(content: Content, launch: LaunchCommand) -> tuple[Settings, tuple[Finding, ...]]:

@@ -11,6 +11,7 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import gpu_request_of
+from meshwright.frameworks.constructors import constructor_findings
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
@@ -158,6 +159,7 @@ def parse(content: Content) -> ParsedConfig:
             *_unused_schedule(settings, trainer_arguments),
             *refused_arguments("deepspeed", given, own),
             *unknown_arguments(given, own),
+            *constructor_findings(own),
             *command.findings,
             *start_findings(trainer_arguments, parsed.model, script),
             *unknown_names("deepspeed", trainer_arguments),
@@ -205,6 +207,7 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
         findings=(
             *_disagreements(settings, arguments),
             *_unused_schedule(settings, arguments),
+            *constructor_findings(program),
             *start_findings(arguments, parsed.model),
             *unknown_names("deepspeed", arguments),
         ),
