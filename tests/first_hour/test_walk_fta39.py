@@ -97,3 +97,21 @@ def test_a_call_that_depends_on_the_version_is_not_compared(tmp_path: Path, caps
     older = call.replace("processing_class=", "tokenizer=")
     program = f"{head}try:\n    trainer = {call}\nexcept TypeError:\n    trainer = {older}\ntrainer.train()\n"
     assert "SFTTrainer has no" not in _check(tmp_path, capsys, program)
+
+
+def test_a_rate_far_above_every_usual_one_is_the_first_remedy_of_a_log_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = ["***** Running training *****", "  Num examples = 4,750", "  Num Epochs = 3"]
+    head += ["  Total optimization steps = 891", "  Number of trainable parameters = 40,370,176"]
+    losses = [2.1, 2.1, *(7.4 + 0.01 * (n % 5) for n in range(86))]
+    rows = [
+        str({"loss": round(loss, 4), "grad_norm": 0.07, "learning_rate": 0.02, "epoch": round(n * 10 / 297, 2)})
+        for n, loss in enumerate(losses, 1)
+    ]
+    (tmp_path / "high.log").write_text("\n".join([*head, *rows, ""]))
+    with pytest.raises(SystemExit):
+        run(["doctor", "high.log"])
+    text = capsys.readouterr().out
+    assert "1. optimizer.lr=0.0001  0.02 is far above every usual learning rate" in text
+    assert "2. resume from an earlier checkpoint with other samples" in text

@@ -20,6 +20,8 @@ from meshwright.doctor.run import LogFormat, Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
 from meshwright.doctor.small_rate import SGD, is_plateau, too_small, unmoved, validation_falls
 from meshwright.doctor.thresholds import limit, share
+from meshwright.recipes.format_override import format_override
+from meshwright.rules.learning_rate import USUAL_RATES
 
 WINDOW = 50  # lines of a running median
 MIN_LINES = 10  # minimum of lines for it
@@ -646,7 +648,7 @@ def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tup
 def _usual_rate(stats: RunStats) -> Remedy | None:
     """Return the fix of a rule that finds the learning rate too high; half of such a rate would be too high as well."""
     if stats.case is None or not stats.states(LR):
-        return None
+        return _usual_logged_rate(stats)
     rate = stats.case.recipe.optimizer.lr
     _, cause = advised_rate(stats, rate, FAR_TOO_HIGH)
     if not cause:
@@ -654,6 +656,18 @@ def _usual_rate(stats: RunStats) -> Remedy | None:
         is_far = bool(cause) and rate >= limit("far_above_usual") * usual
         cause = f"{rate:.3g} is {rate / usual:.3g} times the usual rate: {cause}" if is_far else ""
     return remedies.other_rate(stats, 1.0, cause) if cause else None
+
+
+def _usual_logged_rate(stats: RunStats) -> Remedy | None:
+    """Return a usual rate if a log without a recipe shows one that is far above those of every goal."""
+    highest = max((step.lr for step in stats.run.steps if step.lr), default=0.0)
+    if highest < limit("far_above_usual") * max(USUAL_RATES.values()):
+        return None
+    usual = f"{stats.case.goal}" if stats.case is not None else ""
+    rate = USUAL_RATES[usual] if usual else median_of(list(USUAL_RATES.values()))
+    listed = ", ".join(f"{one:g} for {goal}" for goal, one in USUAL_RATES.items())
+    why = f"{highest:g} is far above every usual learning rate: {listed}"
+    return Remedy(try_=(format_override(LR, rate),), what="contract", why=why)
 
 
 def _stated_rate(stats: RunStats, rate: OtherRate) -> Remedy:
