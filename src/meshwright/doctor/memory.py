@@ -16,7 +16,7 @@ from meshwright.doctor.run import Fault, OutOfMemory, Step
 from meshwright.doctor.run_stats import RunStats, median_of, sections
 from meshwright.doctor.their_keys import general_settings
 from meshwright.doctor.thresholds import limit, share
-from meshwright.recipes.model_changes import request_overrides
+from meshwright.recipes.model_changes import argument, request_overrides
 
 SEGMENTS = Remedy(
     try_=("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
@@ -356,6 +356,6 @@ def _remedies(stats: RunStats, oom: OutOfMemory) -> Iterator[Remedy]:
         yield from _general_remedies(stats)
     elif not fitting:
         recipe = stats.case.recipe
-        words = (recipe.model, f"--gpus {stats.case.cluster.argument} --goal {recipe.goal}", *request_overrides(recipe))
-        command = " ".join(("meshwright recommend", *words))
+        where = f"--gpus {stats.case.cluster.argument} --goal {recipe.goal}"
+        command = " ".join(("meshwright recommend", argument(recipe), where, *request_overrides(recipe)))
         yield remedies.advice(command, why="no combination of up to three changes fits; this plans a new layout")

@@ -10,8 +10,8 @@ import msgspec
 from meshwright.frameworks.framework import Framework, ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import composite_keys, config_keys
+from meshwright.recipes.overrides import PRETRAINED
 
-PRETRAINED = "checkpoint.pretrained"
 ENVIRONMENT_PATHS = (
     PRETRAINED, "checkpoint.folder", "data.dataset", "data.validation", "data.tokenizer", "data.chat_template",
 )  # fmt: skip

@@ -74,7 +74,7 @@ def check_native(
     return RecipeCheckResult(
         framework=NAME,
         version=VERSION,
-        engine=engine,
+        engine=engine,  # type: ignore[arg-type]  # one of its choices, as validated
         file=content.path if content else "",
         recipe=recipe,
         model=model,

@@ -12,13 +12,14 @@ import msgspec
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import ASSUMED_VOCABULARY
-from meshwright.frameworks.environment import PRETRAINED, with_references
+from meshwright.frameworks.environment import with_references
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
 from meshwright.models import ModelSpec, has_other_weights, reshape
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import resized
 from meshwright.recipes.model_changes import NUMBERS
+from meshwright.recipes.overrides import PRETRAINED
 from meshwright.recipes.replacements import WarmupShare, warmup_steps
 from meshwright.recipes.types import Architecture, Engine, Goal, Recipe, recipe_fields
 from meshwright.recipes.values import bare_type

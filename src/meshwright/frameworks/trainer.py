@@ -20,7 +20,7 @@ from meshwright.frameworks.load import MAX_PARENTS, content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
 from meshwright.frameworks.shell.values import WrittenFile
 from meshwright.frameworks.start_checks import CHOICES, TABLES, TRAINER_CHOICES, Style, broken_checks
-from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
+from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
 from meshwright.frameworks.trainer_fields import (
     CONCATENATES,
     LANGUAGE_MODELING,
@@ -44,6 +44,7 @@ from meshwright.frameworks.trl_rows import has_completions
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.hugging_face import refused_kernel
+from meshwright.recipes.overrides import PRETRAINED
 from meshwright.recipes.types import Goal
 from meshwright.rules.rule import Finding
 

@@ -44,6 +44,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import can_export
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
+from meshwright.recipes.model_changes import argument
 from meshwright.recipes.types import FieldKind, Recipe
 from meshwright.rules.memory import CHUNKED_LOSSES
 
@@ -560,7 +561,8 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
 def _command(baseline: Baseline, asked: Asked, overrides: Sequence[str]) -> str:
     """Return the command of an option: `estimate` of the recipe that the user named, else `recommend`."""
     question, named = baseline.question, asked.target is not None and baseline.base == asked.base
-    words = ["meshwright", "estimate", str(asked.target)] if named else ["meshwright", "recommend", question.model_ref]
+    model = argument(asked.base) if question.model_ref == asked.base.model else question.model_ref
+    words = ["meshwright", "estimate", str(asked.target)] if named else ["meshwright", "recommend", model]
     words += ["--gpus", question.cluster_ref or question.cluster.argument]
     words += [] if named else ["--goal", baseline.requested.goal]
     if question.seq_length is not None and not any(text.startswith("data.seq_length=") for text in overrides):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, find
 from meshwright.models.numerics import Numerics, numerics_of
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value
@@ -63,6 +64,16 @@ def request_overrides(recipe: Recipe) -> tuple[str, ...]:
     """Return the overrides that request the recipe's training of the named model: its size, adapters and batch."""
     keys = (*CONTRACT, *(ADAPTERS if recipe.goal == "peft" else ()))
     return (*shape_overrides(recipe), *(format_override(key, field_value(recipe, key)) for key in keys))
+
+
+def argument(recipe: Recipe) -> str:
+    """Return the model as a command names it: the hub id of the weights that the recipe starts from, else its name."""
+    weights = recipe.checkpoint.pretrained
+    is_id = weights.count("/") == 1 and not weights.startswith((".", "/", "~", "$"))
+    with suppress(MeshwrightError):
+        if is_id and find(weights).name == recipe.model:
+            return weights
+    return recipe.model
 
 
 def label(recipe: Recipe, name: str) -> str:

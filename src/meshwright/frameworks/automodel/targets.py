@@ -203,8 +203,8 @@ def _passed_on(ctx: RuleContext) -> Iterator[Problem]:
             yield Problem(f"{key}: {problem}", key=key)
         if name == "attn_implementation" and not setting.unresolved and text not in NOT_A_KERNEL and "$" not in text:
             reason, kernel = refused_kernel(text) or ("", "")
-            fix = (format_setting(key, kernel),) if kernel else ()
-            yield from [Problem(f"{key}: {setting.value} does not exist; {reason}", fix, key=key)] if reason else []
+            fixes = (format_setting(key, kernel),) if kernel else ()
+            yield from [Problem(f"{key}: {setting.value} does not exist; {reason}", fixes, key=key)] if reason else []
         known = SPECIAL if name.startswith("_") else MODEL_KEYWORDS if section in ("model", "teacher_model") else ()
         near = misspelled(name, known) if name not in (*known, "dtype") else []
         if near:
