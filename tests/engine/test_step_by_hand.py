@@ -83,8 +83,12 @@ class Tiny(nn.Module):
         self.partial_grads: frozenset[str] = frozenset()
         self.losses: list[Tensor] = []
         self.names = SimpleNamespace(body="body", embedding="embedding")
-        self.tied = tied
+        self.tied = self.head_is_tied = tied
+        self.head_weight = "lm_head.weight"
         self.syncs: list[Any] = []
+
+    def shared_name(self, name: str) -> str:
+        return name
 
     @property
     def body(self) -> Any:

@@ -288,7 +288,8 @@ def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: 
         return Remedy(try_=(f"schedule.warmup_steps={max(1, min(steps(ran), most))}",), what="contract", why=why)
     recipe = stats.case.recipe
     ran = recipe.schedule.warmup_steps or _logged_warmup(stats.run) or 0  # a share of the training is not in steps
-    end = recipe.schedule.decay_steps or stats.run.header.total_steps or recipe.train.steps
+    lengths = [one for one in (stats.run.header.total_steps, recipe.train.steps) if one]
+    end = recipe.schedule.decay_steps or min(lengths, default=0)
     wanted = steps(ran)
     # A warmup of more than half of the training never lets it learn at its rate: the run's own is kept, a no-op.
     longest = max(ran, int(end * LONGEST_WARMUP)) if end else wanted

@@ -259,7 +259,9 @@ def _fills_disk(imported: ImportedRecipe, case: Case | None) -> Iterator[Finding
     fix = (imported.framework.format_setting(key, value),) if key else ()
     settings, files = imported.parsed.settings, imported.parsed.files
     setting = settings.get(key) or settings.get(imported.mapped.source_keys.get("checkpoint.save_every", ""))
-    file, line = (setting.file, setting.line) if setting else (files[0] if files else "", 0)
+    if setting is None:  # an interval that the file does not state
+        return
+    file, line = (setting.file, setting.line) if setting.file else (files[0] if files else "", 0)
     yield Finding(DISK_RULE, "warning", key or "checkpoint.keep", message, fix, file=file, line=line)
 
 
