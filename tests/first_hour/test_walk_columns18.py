@@ -54,8 +54,12 @@ def test_a_dataset_typed_as_the_recipe_is_named_as_one(meshwright: Any) -> None:
     for verb in ("samples", "train", "estimate"):
         for name in ("rows.csv", "rows.json"):
             refused = meshwright(verb, name)
-            assert "is a dataset, not a recipe" in refused.err
-            assert f"RECIPE data.dataset={name}" in refused.err
+            if verb == "samples":
+                assert "is a dataset: name the model too" in refused.err
+                assert f"meshwright samples {name} --model" in refused.err
+            else:
+                assert "is a dataset, not a recipe" in refused.err
+                assert f"RECIPE data.dataset={name}" in refused.err
 
 
 def test_check_takes_another_model_for_a_recipe_as_train_does(meshwright: Any) -> None:
@@ -65,7 +69,7 @@ def test_check_takes_another_model_for_a_recipe_as_train_does(meshwright: Any) -
 
 
 def test_a_layout_that_fits_is_recommended_over_one_that_may_not_if_it_costs_little(meshwright: Any) -> None:
-    words = ("recommend", "qwen25-3b", "--gpus", "8xL40S", "--goal", "peft")
+    words = ("recommend", "llama3-8b", "--gpus", "4x4090", "--goal", "peft")
     plan = meshwright(*words, "--json").json
     assert not [one for one in plan["findings"] if one["rule"] == "memory.tight"]
     assert "fits" in next(line for line in meshwright(*words).out.splitlines() if "GiB per GPU" in line)

@@ -90,7 +90,8 @@ def test_a_megatron_checkpoint_is_not_written_for_a_loader_of_hugging_face_folde
     assert "is a Megatron checkpoint" not in named
     titan = meshwright("export", path, "--to", "torchtitan", "--gpus", "8xH200")
     assert "/data/ckpt/llama-megatron is a Megatron checkpoint" in titan.out
-    assert "fix: checkpoint.pretrained=/path/to/" in titan.out
+    assert 'initial_load_path = "/path/to/' in titan.out
+    assert "or name it with checkpoint.pretrained=FOLDER" in titan.out
 
 
 def test_megatron_weights_of_an_unpublished_shape_need_a_converted_folder(meshwright: Any, tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ TITAN = '[model]\nname = "llama3"\nflavor = "{}"\n{}\n[training]\nbatch_size = 1
 
 def test_a_checkout_of_torchtitan_with_an_argument_parser_knows_its_own_keys() -> None:
     old = TITAN.format("3B", 'norm_type = "rmsnorm"', "pile")
-    outside = errors(checked("a.toml", old))
+    # Several old names in one file are warnings: it is of an older release.
+    outside = errors(checked("a.toml", old.replace("batch_size", "local_batch_size")))
     assert {"key.removed model.norm_type", "torchtitan.model-name model.flavor"} <= set(outside)
     source = Path("fork/torchtitan/config_manager.py")
     source.parent.mkdir(parents=True)

@@ -201,7 +201,7 @@ def test_variables_of_the_cluster_are_in_an_exported_script(folder: Path, capsys
     assert "would use" not in out
     script = next((folder / "ex").glob("*.sh")).read_text()
     assert '--data-path "$DATA"/c4' in script
-    assert '--save "${SCRATCH}"/ck' in script
+    assert '--save "${SCRATCH:?part of a path of this job}"/ck' in script
 
 
 def bash_words(line: str) -> list[str]:
