@@ -177,6 +177,7 @@ WALK: dict[str, Finding | Built | Computed | Opened | Ran | Read] = {
     "precision.matmul": Built("fp8_tensor"),
     "precision.master": Built("bf16"),
     "precision.moments": Built("bf16"),
+    "precision.frozen": Finding("fp32", PEFT),
     "precision.grads": Finding("bf16"),
     "precision.reduce": Built("bf16"),
     "precision.fp8_gather": Built("true", context=FP8),

@@ -119,8 +119,10 @@ def test_a_bubble_that_a_v_schedule_removes_has_that_fix() -> None:
     plain = ["layout.pp=6", "layout.vp=1", "layout.pp_schedule=1f1b"]
     pinned = recommend("qwen3-30b-a3b", "12x8xH200", "pretrain", overrides=plain)
     (found,) = [one for one in pinned.findings if one.rule == "schedule.no-interleaving"]
-    assert found.fix == ("layout.vp=2", "layout.pp_schedule=zbv")
-    assert recommend("qwen3-30b-a3b", "12x8xH200", "pretrain", overrides=[plain[0], *found.fix]).ok
+    assert [one.partition("=")[0] for one in found.fix] == ["layout.vp", "layout.pp_schedule"]
+    fixed = recommend("qwen3-30b-a3b", "12x8xH200", "pretrain", overrides=[plain[0], *found.fix])
+    assert fixed.ok
+    assert fixed.estimate.step_s < pinned.estimate.step_s
 
 
 def test_a_fix_that_is_slower_is_named_as_such(meshwright: Any) -> None:

@@ -211,7 +211,11 @@ def test_sharding_is_suggested_in_the_front_ends_own_keys(
         (SWIFT.format(size="1.5B", dtype="--torch_dtype $DTYPE \\\n    "), "s.sh", 8),
         (AXOLOTL.replace("14B", "1.5B"), "a.yaml", 8),
         (AXOLOTL.replace("14B", "1.5B").replace("bf16: true", "bf16: auto"), "a.yaml", 8),
-        (AXOLOTL.replace("14B", "1.5B").replace("bf16: true", "bf16: false"), "a.yaml", 16),
+        (
+            AXOLOTL.replace("14B", "1.5B").replace("bf16: true", "bf16: false").replace("flash_attention_2", "sdpa"),
+            "a.yaml",
+            16,
+        ),
         (FACTORY.replace("7B", "1.5B"), "f.yaml", 16),
         (FACTORY.replace("7B", "1.5B") + "pure_bf16: true\n", "f.yaml", 8),
         (FACTORY_V1.replace("8B", "1.7B"), "v1.yaml", 16),

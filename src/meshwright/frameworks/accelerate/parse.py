@@ -563,9 +563,8 @@ def _updates_in_fp32(type_name: str, settings: Settings) -> bool:
 
 def _state_dtypes(weights: str, settings: Settings) -> dict[str, Any]:
     """Return the dtypes of a run whose gradients and optimizer states are in the dtype of the loaded weights."""
-    if weights == "fp32":
-        return {}
-    states = dict.fromkeys(("master", "moments", "grads", "reduce"), "bf16")  # a recipe's format with 16 bits
+    halves = dict.fromkeys(("master", "moments", "grads", "reduce"), "bf16")  # a recipe's format with 16 bits
+    states = {} if weights == "fp32" else halves
     compute = {"compute": weights} if _is_unmixed(settings) else {}
     return {f"precision.{name}": value for name, value in {**states, **compute}.items()}
 
