@@ -117,7 +117,8 @@ def test_every_remedy_of_a_run_out_of_memory_counts_what_it_needed(meshwright: A
     tried = [
         (one["rule"], remedy) for one in answer["findings"] for remedy in one["remedies"] if remedy.get("peak_gib")
     ]
-    assert {"memory.out-of-memory", "speed.bubbles"} <= {id for id, _ in tried}
+    assert "memory.out-of-memory" in {id for id, _ in tried}
+    assert len(tried) >= 4
     for id, remedy in tried:
         assert remedy["peak_gib"] > offset, (id, remedy)
         assert remedy["fits"], (id, remedy)
