@@ -244,9 +244,12 @@ def _delta_parts(case: Case, mixer: GatedDelta) -> Parts:
 
 def _product_bytes(case: Case, gated: bool, *, expert: bool = False) -> int:
     """Return bytes per element saved after the first linear: the product, and unfused the activation before it."""
-    fused = memory_profile(case).fused_activation or case.compile
     product = linear_input_bytes(case, expert=expert) if _saves_input(case, "fc2") else 0
-    return product + (BYTES[case.compute] if gated and not fused else 0)
+    return product + (BYTES[case.compute] if gated and not _fuses_activation(case) else 0)
+
+
+def _fuses_activation(case: Case) -> bool:
+    return memory_profile(case).fused_activation or case.compile
 
 
 def _dense_parts(case: Case, block: Dense, fc1: str, act: str) -> Parts:
@@ -261,16 +264,15 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
     etp = 1 if case.engine == "kempnerforge" else case.etp
     copies = moe.topk * _imbalance(case) * etp / shards
     inner, width = moe.latent or hidden, moe.width / etp
+    weighted = _weights_inner_rows(case, moe, inner)  # the gradient of the weights needs them, not the outputs
     parts = {
         "router": (8.0 * moe.experts + _router_input(case)) / shards,  # fp32 logits and probabilities
         "routed_in": linear_input_bytes(case, expert=True) * inner * copies * _saves_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
         "routed_act": (_product_bytes(case, moe.gated, expert=True) + _clamped(case, moe)) * width * copies,
-        "routed_out": size * inner * copies,
+        "routed_out": where(weighted, 0.0, size * inner * copies),
     }
-    weighted = _weights_inner_rows(case, moe, inner)  # its gradient needs them, not the outputs
-    parts["routed_out"] = where(weighted, 0.0, parts["routed_out"])
-    if _saves_input(case, "fc2") and not (memory_profile(case).fused_activation or case.compile):
+    if _saves_input(case, "fc2") and not _fuses_activation(case):
         parts["routed_act"] = parts["routed_act"] + where(weighted, size * width * copies, 0.0)  # before and after
     if moe.latent:
         parts["proj"] = 2 * size * moe.latent / shards
