@@ -24,7 +24,7 @@ from meshwright.api.targets import Job, depends_on_gpus, file_of, job_for, ranks
 from meshwright.api.verb_function import verb
 from meshwright.clusters import Assumption
 from meshwright.display import plural
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
 from meshwright.frameworks import CheckResult
@@ -43,7 +43,7 @@ from meshwright.stages import stage
 
 if TYPE_CHECKING:
     from meshwright.engine.train import TrainResult
-    from meshwright.launch.build_job import LaunchRequest, Started
+    from meshwright.launch.build_job import FileRepair, LaunchRequest, Started
 
 BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
 AUTO = "micro_batch_size=auto"
@@ -468,6 +468,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         recipe=recipe,
         program=program,
         reads=reads,
+        repair=_repair_of_file(exported, lambda texts: export_with([*changes, *texts])[0]),
         run_s=_run_seconds(exported.checked),
         comments=(*(f"# {one}" for one in changed), *_comments(exported, job.files)),
         kept_setup=setup.commands,
@@ -484,6 +485,31 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         ),
         python_path=other_frameworks.CHECKOUTS[framework].python_path,
     )
+
+
+def _repair_of_file(exported: Exported, export_with: Callable[[Sequence[str]], Exported]) -> FileRepair | None:
+    """Return the repair that check prints for the job's file, also as overrides if those leave no error.
+
+    None for a job without errors, or of another framework than its file.
+    """
+    from meshwright.launch.build_job import FileRepair
+
+    read, checked = exported.job.imported, exported.checked
+    if checked.ok or read is None or read.framework.name != exported.written.framework:
+        return None
+    found, file = read.checked, read.content.path
+    errors = [one for one in found.findings if one.severity == "error"]
+    fixes = found.repair.overrides if found.repair is not None else tuple(text for one in errors for text in one.fix)
+    texts = tuple(dict.fromkeys(fixes))
+    if not texts:
+        return None
+    joined = rules.Finding("repair", "error", "", "", texts, file=file)
+    typed = frameworks.in_our_keys(read.framework, read.content, joined, read.model, checked.cluster).fix
+    try:
+        works = bool(typed) and export_with(typed).checked.ok
+    except MeshwrightError:
+        works = False
+    return FileRepair(overrides=typed if works else (), in_file=f"in {file}: {'  '.join(texts)}")
 
 
 def _advice(exported: Exported, gpus: str | int | None) -> tuple[rules.Finding, ...]:

@@ -63,6 +63,13 @@ DERIVED = (
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
 
+class FileRepair(msgspec.Struct, frozen=True, kw_only=True):
+    """What removes the errors of a framework's file at once."""
+
+    overrides: tuple[str, ...]  # of the command; empty if only the file can be changed
+    in_file: str  # which file, and its settings, as check prints them
+
+
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked training and the program that runs it."""
 
@@ -73,6 +80,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}  # files the program reads, by name
     beside: Mapping[str, str] = {}  # files written next to those of the job, which the user copies elsewhere
     findings: tuple[Finding, ...] = ()
+    repair: FileRepair | None = None  # of the file that the job runs, if it has errors
     saves: bool = True  # it saves checkpoints, so a requeue resumes
     notes: tuple[str, ...] = ()  # notes for the user
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
@@ -171,7 +179,11 @@ def launch(
     if blocking:
         reason = "nothing was written: the recipe cannot start or does not fit"
         without = _without_folder(request, scheduler, folder)
-        raise RefusedError(blocking, reason, request.findings, {FOLDER_FIX: without} if without else {})
+        missing = {FOLDER_FIX: without} if without else {}
+        repair = request.repair
+        fixes = () if repair is None else repair.overrides or (repair.in_file,)
+        lines = (f"repair, as meshwright check prints it, {repair.in_file}",) if repair and repair.overrides else ()
+        raise RefusedError(blocking, reason, request.findings, missing, fixes, lines)
     job = job_of(request, scheduler, submits, folder, options or {})
     if submits:
         refuse_submit(scheduler, job.name)

@@ -29,10 +29,16 @@ class RefusedError(MeshwrightError):
         reason: str = "the rules refuse this layout:",
         findings: Sequence[Finding] = (),
         missing: Mapping[str, str] = {},
+        repair: Sequence[str] = (),
+        lines: Sequence[str] = (),
     ) -> None:
-        """Join the findings; `missing` are options that the command needs besides, with the reason of each."""
-        listed = "\n  ".join([*(f"{one.message} ({one.rule})" for one in blocking), *missing.values()])
-        together = for_shell(dict.fromkeys(fix for finding in blocking for fix in finding.fix))  # no two disagree
+        """Join the findings; `missing` are options that the command needs besides, with the reason of each.
+
+        A `repair` removes all of them at once: it replaces the fixes of the findings. `lines` end the message.
+        """
+        listed = "\n  ".join([*(f"{one.message} ({one.rule})" for one in blocking), *missing.values(), *lines])
+        fixes = repair or [fix for finding in blocking for fix in finding.fix]
+        together = for_shell(dict.fromkeys(fixes))  # no two disagree
         fix = " ".join((together, *missing))
         super().__init__(f"{reason}\n  {listed}", fix=(fix,) if together else ())
         self.findings = tuple(findings or blocking)
