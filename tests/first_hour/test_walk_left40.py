@@ -64,3 +64,64 @@ def test_launch_prints_the_repair_of_check(
     fix = refused.rpartition("fix:")[2].strip()
     if not fix.startswith("in "):
         assert meshwright("launch", *on, "--scheduler", "torchrun", *shlex.split(fix)).code == 0
+
+
+SWIFT = (
+    "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset AI-ModelScope/alpaca-gpt4-data-en "
+    "--tuner_type lora --torch_dtype bfloat16 --num_train_epochs 1 --per_device_train_batch_size 1 "
+    "--learning_rate {lr} --gradient_accumulation_steps 4 --max_length 2048 --attn_impl '{kernel}'\n"
+)
+FACTORY = """model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+stage: sft
+do_train: true
+finetuning_type: lora
+dataset: alpaca_en_demo
+template: qwen
+cutoff_len: 2048
+output_dir: out
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: {lr}
+num_train_epochs: 3.0
+bf16: true
+flash_attn: {kernel}
+"""
+TRL = """model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+dataset_name: trl-lib/Capybara
+attn_implementation: {kernel}
+learning_rate: {lr}
+per_device_train_batch_size: 1
+bf16: true
+max_length: 2048
+num_train_epochs: 1
+output_dir: out
+"""
+
+
+def invalid(answer: dict[str, Any]) -> list[list[str]]:
+    return [one["fix"] for one in answer["findings"] if one["rule"] == "value.invalid"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kernel", "fix"),
+    [
+        ("s.sh", SWIFT, "auto", "--attn_impl sdpa"),
+        ("s.sh", SWIFT, "nonsense", "--attn_impl sdpa"),
+        ("s.sh", SWIFT, "fa3", "--attn_impl flash_attention_3"),
+        ("s.sh", SWIFT, "flash_attn", ""),
+        ("s.sh", SWIFT, "paged|sdpa", ""),
+        ("s.sh", SWIFT, "kernels-community/flash-attn2", ""),
+        ("lf.yaml", FACTORY, "flash_attention_2", "flash_attn: fa2"),
+        ("lf.yaml", FACTORY, "flash", "flash_attn: fa2"),
+        ("lf.yaml", FACTORY, "disabled", ""),
+        ("trl.yaml", TRL, "flash_attention", "attn_implementation: flash_attention_2"),
+        ("trl.yaml", TRL, "nonsense", "attn_implementation: sdpa"),
+        ("trl.yaml", TRL, "kernels-community/vllm-flash-attn3", ""),
+    ],
+)
+def test_an_unknown_attention_kernel_is_refused_with_one_that_exists(
+    meshwright: Any, here: Path, name: str, text: str, kernel: str, fix: str
+) -> None:
+    (here / name).write_text(text.format(kernel=kernel, lr="1e-5"))
+    answer = meshwright("check", name, "--gpus", "8xH100", "--json").json
+    assert invalid(answer) == ([[fix]] if fix else [])

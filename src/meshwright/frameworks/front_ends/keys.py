@@ -9,19 +9,30 @@ from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
 from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, VALUES, has_both
 from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.hf_arguments import NO, is_switch
-from meshwright.frameworks.key_table import Key, KeyTable, near_name
+from meshwright.frameworks.key_table import NULLS, PLACEHOLDER, Key, KeyTable, near_name
 from meshwright.frameworks.other_versions import OLDER_ACCEPT
 from meshwright.frameworks.types import Settings
-from meshwright.recipes.key_maps.hugging_face import ATTENTION_KERNELS, OTHER_KERNEL_NAMES
+from meshwright.recipes.key_maps.hugging_face import ATTENTION_KERNELS, meant_kernel, refused_kernel
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import is_slip, misspelled
 
 OTHERS = 3  # keys that are like none of the front end's: the file is that of a program with its own arguments
 PROGRAM_OPTIONS = ("config", "help", "launcher", "ray")
-NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule",
-    "attn_implementation": "kernels", "attn_impl": "kernels", "flash_attn": "kernels"}  # fmt: skip
+NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule"}
 """Keys whose values are names that transformers has; front ends add names of their own."""
-KERNELS = (*ATTENTION_KERNELS, "flash_attn", "xformers", "sage", "fp8")
+KERNEL_KEYS = ("attn_implementation", "attn_impl", "flash_attn")
+SHORT_KERNELS = {"flash_attn": {"flash_attention_2": "fa2", "flash_attention_3": "fa3", "eager": "disabled"}}
+"""Kernels as the values of a key that has names of its own for them."""
+OWN_KERNELS = {
+    "axolotl": ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager", "xformers", "sage", "fp8"),
+    "llama_factory_v1": ("sdpa", "flash_attention_2", "eager"),
+    **dict.fromkeys(("ms_swift", "ms_swift_megatron"), (*ATTENTION_KERNELS, "flash_attn")),
+}
+"""Attention kernels of front ends that take other names than transformers, by table.
+
+CANONICAL_ATTN_IMPLS of Axolotl's schemas/enums.py; AttentionFunction of LLaMA-Factory's v1/utils/types.py; AttnImpl of
+ms-swift's model/utils.py.
+"""
 
 
 def key_findings(
@@ -73,9 +84,14 @@ def key_findings(
             fix = (_formatted(key, now, is_command),)
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
         elif not setting.unresolved and (problem := found.problem(setting.value)):
-            meant = found.meant(setting.value) if found.choices else ""
+            meant = found.meant(setting.value) or _short_kernel(found, setting.value) if found.choices else ""
             fix = (_formatted(key, meant, is_command),) if meant else ()
             message = f"{shown}: {setting.value}: {problem}"
+            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+        elif not setting.unresolved and (refused := _refused_kernel(table, found, setting.value)):
+            reason, meant = refused
+            fix = (_formatted(key, meant, is_command),) if meant else ()
+            message = f"{one.title} has no {shown} {setting.value}; {reason}"
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
         elif not setting.unresolved and (meant := _meant_name(known, key, setting.value)):
             message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
@@ -158,15 +174,31 @@ def _removed(one: FrontEnd, settings: Settings, written: str, key: str, is_comma
     return Finding("key.removed", "error", written, message, fix, setting.file, setting.line)
 
 
+def _short_kernel(key: Key, value: Any) -> str:
+    """Return the kernel that transformers' or another program's name of it means for a key with names of its own."""
+    short = SHORT_KERNELS.get(key.name, {}).get(meant_kernel(str(value)), "") if key.name in KERNEL_KEYS else ""
+    return short if short in key.choices else ""
+
+
+def _refused_kernel(table: str, key: Key, value: Any) -> tuple[str, str] | None:
+    """Return why a front end refuses an attention kernel, and the one that may be meant; None if it has it.
+
+    A text in braces is a dict of kernels by part of the model.
+    """
+    if key.name not in KERNEL_KEYS or key.choices or not isinstance(value, str) or value.strip().startswith("{"):
+        return None
+    if value.strip().lower() in NULLS or PLACEHOLDER.fullmatch(value.strip()):
+        return None
+    return refused_kernel(value.strip(), OWN_KERNELS.get(table, ATTENTION_KERNELS))
+
+
 def _meant_name(known: KeyTable, key: str, value: Any) -> str:
-    """Return the optimizer, schedule or attention kernel that a mistyped name may mean; else empty."""
+    """Return the optimizer or schedule that a mistyped name may mean; else empty."""
     owner = NAMES_OF.get(key)
     if owner is None or not isinstance(value, str):
         return ""
-    names = KERNELS if owner == "kernels" else tuple(known.owners.get(owner, ()))
+    names = tuple(known.owners.get(owner, ()))
     plain = value.strip().lower()
-    if key == "attn_implementation" and plain not in names and plain in OTHER_KERNEL_NAMES:
-        return OTHER_KERNEL_NAMES[plain]
     near = near_name(plain, names)
     longer = (plain.startswith(near) or near.startswith(plain)) and abs(len(near) - len(plain)) > 1
     return near if near and plain not in names and not longer else ""  # a longer name may be another one

@@ -20,6 +20,7 @@ from meshwright.frameworks.front_ends.deepspeed_file import deepspeed_findings, 
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, QUANTIZED_LORA, FrontEnd, table
 from meshwright.frameworks.front_ends.keys import (
     PROGRAM_OPTIONS,
+    SHORT_KERNELS,
     find_key,
     key_findings,
     plugin_findings,
@@ -57,8 +58,6 @@ SCRIPT = re.compile(r"(?:^|[/.])swift[/.]cli[/.](_megatron[/.])?(sft|pt|rlhf)(?:
 TRL_SCRIPT = re.compile(r"(?:^|/)trl/scripts/(dpo|grpo|kto|reward|rloo)\.py$")  # sft is read with Accelerate's config
 STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
 DEFAULT_KERNEL = "auto"  # of LLaMA-Factory and Unsloth's files
-SHORT_KERNELS = {"flash_attn": {"flash_attention_2": "fa2", "flash_attention_3": "fa3", "eager": "disabled"}}
-"""Kernels as the values of a key that has names of its own for them."""
 ADAPTERS = ("lora", "qlora", "lora8bit")
 MODEL = "model_name_or_path"
 NOT_THEIRS = ("optimizer.supported", "sequence.packing-over-context", "sequence.attention-kernel")

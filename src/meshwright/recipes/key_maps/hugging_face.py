@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from meshwright.recipes.key_maps.key import ConfigKey, Values
 from meshwright.similar import misspelled
 
 _HUB_KERNEL = re.compile(r"^(?:paged\|)?[^/:]+/[^/:]+(?::[^/:]+)?$")  # owner/name@version:function
+_FLASH = re.compile(r"(?:flash\D*|fa(?=[-_]?\d)[-_]?)(\d?)")
 
 OPTIMIZERS: Values = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit", "paged_adamw"), "adamw"),
@@ -42,18 +44,31 @@ TRUNCATIONS: Values = {"keep_start": "end", "keep_end": "start"}
 """Where TRL cuts samples that are too long."""
 
 
-def is_attention_kernel(name: str) -> bool:
-    """Return whether from_pretrained takes a name of attn_implementation: its own, paged, or a kernel on the Hub."""
-    return name.removeprefix("paged|") in ATTENTION_KERNELS or _HUB_KERNEL.search(name) is not None
+def is_attention_kernel(name: str, known: Sequence[str] = ATTENTION_KERNELS) -> bool:
+    """Return whether from_pretrained takes a name of attn_implementation: known, paged, or a kernel on the Hub."""
+    return name.removeprefix("paged|") in known or _HUB_KERNEL.search(name) is not None
 
 
-def refused_kernel(name: str) -> tuple[str, str] | None:
-    """Return why from_pretrained refuses a name of attn_implementation, and the name instead; None if it takes it."""
-    if is_attention_kernel(name):
+def refused_kernel(name: str, known: Sequence[str] = ATTENTION_KERNELS) -> tuple[str, str] | None:
+    """Return why a name of attn_implementation is refused, and the name instead; None if it is taken.
+
+    `known` are the names of a program that has others than transformers, the default first.
+    """
+    if is_attention_kernel(name, known):
         return None
-    near = OTHER_KERNEL_NAMES.get(name.lower()) or next(iter(misspelled(name.lower(), ATTENTION_KERNELS)), "")
-    reason = f"did you mean {near}? " if near else ""
-    return f"{reason}It takes {', '.join(ATTENTION_KERNELS)}, or a kernel on the Hub (OWNER/NAME)", near
+    near = meant_kernel(name, known)
+    takes = f"takes {', '.join(known)}, or a kernel on the Hub (OWNER/NAME)"
+    return f"did you mean {near}? It {takes}" if near else f"it {takes}", near or known[0]
+
+
+def meant_kernel(name: str, known: Sequence[str] = ATTENTION_KERNELS) -> str:
+    """Return the kernel that a name may mean; empty if there is none."""
+    name = name.strip().lower()
+    meant = name if name in known else OTHER_KERNEL_NAMES.get(name, "")
+    if meant not in known and (flash := _FLASH.match(name)):
+        numbered = f"flash_attention_{flash[1]}"
+        meant = numbered if numbered in known else OTHER_KERNEL_NAMES["flash"]
+    return meant if meant in known else next(iter(misspelled(name, known)), "")
 
 
 KEYS = (
