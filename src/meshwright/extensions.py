@@ -40,8 +40,7 @@ def folders() -> tuple[Path, ...]:
 def _children(place: Path, prefix: str) -> list[Path]:
     """Return the folders in a folder whose names start with the prefix."""
     try:
-        with os.scandir(place) as entries:
-            names = [e.name for e in entries if e.name.startswith(prefix) and e.name[:1] not in "._"]
+        names = [name for name in os.listdir(place) if name.startswith(prefix) and name[:1] not in "._"]
     except OSError:  # sys.path lists zip files and folders that do not exist
         return []
     return [place / name for name in sorted(names) if "." not in name and (place / name).is_dir()]

@@ -125,6 +125,8 @@ def _is_cluster(text: str) -> bool:
 def _instances(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     """Return a cluster of cloud instances: `p5.48xlarge`, `2xp5.48xlarge`."""
     counted = re.fullmatch(rf"({_N})\s*(?:[x×*]|\s|{_NODE}\s+of)\s*(.+)", text, re.IGNORECASE)
+    if counted and is_known(counted[2]):
+        return None
     alone = instance(text)
     found = alone or (instance(counted[2]) if counted else None)
     if found is None:
@@ -248,11 +250,11 @@ def _parts(text: str) -> _Parts:
     """Return the parts of the first form that names a known GPU, or of counts alone."""
     plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS))
     plain = _NUMBER_WORD.sub(lambda found: str(_NUMBER_WORDS[found[0]]), _FILLERS.sub("", plain)).strip()
-    if is_known(plain) or _CARD.fullmatch(plain):
-        return _Parts(plain)
     count, _, gpu_name = plain.partition("x")
     if count.isascii() and count.isdigit() and is_known(gpu_name):  # 8xh100: the usual form needs no pattern
         return _counted(text, {"count": count, "name": gpu_name})
+    if is_known(plain) or _CARD.fullmatch(plain):
+        return _Parts(plain)
     if found := (re.fullmatch(rf"({_N})?\s*x?\s*nvl\s*([0-9]+)(?:\s*racks?)?", plain)):
         raise _unnamed_rack(text, found[1] or "1", int(found[2]))
     unknown = None

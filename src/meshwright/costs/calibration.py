@@ -8,9 +8,10 @@ which the fit and a user's machine profile use.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -113,11 +114,14 @@ class Shared(_Profile, frozen=True, kw_only=True):
     bubble: dict[str, float]  # bubble of a schedule over that of 1F1B
 
 
+P = TypeVar("P", bound=_Profile)
+
+
 class Calibration(msgspec.Struct, frozen=True):
     """All profiles."""
 
-    gpus: dict[str, GpuProfile]
-    engines: dict[str, EngineProfile]
+    gpus: Mapping[str, GpuProfile]
+    engines: Mapping[str, EngineProfile]
     shared: Shared
     machine: Any = None  # the MachineProfile that it contains, if any
 
@@ -139,31 +143,64 @@ def calibration(case: Case) -> Calibration:
 @cache
 def shipped() -> Calibration:
     """Return the profiles that come with Meshwright."""
-    return from_tables(read_tables(PROFILES))
+    shared = _checked("shared", _parsed(PROFILES / "shared.toml"), Shared)
+    return Calibration(_Shipped("gpu", GpuProfile), _Shipped("engine", EngineProfile), shared)
+
+
+class _Shipped(Mapping[str, P]):
+    """The shipped profiles of GPUs or engines by name, each read when it is asked for."""
+
+    def __init__(self, kind: str, profile: type[P]) -> None:
+        self._paths = {_kind(path.stem): path for path in sorted(PROFILES.glob(f"{kind}_*.toml"))}
+        self._profile = profile
+        self._read: dict[str, P] = {}
+
+    def __getitem__(self, name: str) -> P:
+        if name not in self._read:
+            path = self._paths[name]
+            self._read[name] = _checked(path.stem, _parsed(path), self._profile)
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
 
 def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
     """Return every profile file of a folder as a table, by file name without suffix."""
-    tables: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.glob("*.toml")):
-        try:
-            tables[path.stem] = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"not a profile: {error}", field="profile", value=str(path)) from None
-    return tables
+    return {path.stem: _parsed(path) for path in sorted(folder.glob("*.toml"))}
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"not a profile: {error}", field="profile", value=str(path)) from None
 
 
 def from_tables(tables: dict[str, dict[str, Any]]) -> Calibration:
     """Build a calibration from tables; unknown, missing or invalid values are errors."""
+    gpus = {_kind(name): _checked(name, t, GpuProfile) for name, t in tables.items() if name.startswith("gpu_")}
+    engines = {
+        _kind(name): _checked(name, t, EngineProfile) for name, t in tables.items() if name.startswith("engine_")
+    }
+    if "shared" not in tables:
+        raise InputError("not a calibration: 'shared'", field="profile")
+    return Calibration(gpus, engines, _checked("shared", tables["shared"], Shared))
+
+
+def _checked(name: str, table: dict[str, Any], profile: type[P]) -> P:
+    """Return the profile of a table; unknown, missing or invalid values are errors."""
     try:
-        gpus = {_kind(name): msgspec.convert(t, GpuProfile) for name, t in tables.items() if name.startswith("gpu_")}
-        engines = {
-            _kind(name): msgspec.convert(t, EngineProfile) for name, t in tables.items() if name.startswith("engine_")
-        }
-        made = Calibration(gpus, engines, msgspec.convert(tables["shared"], Shared))
-    except (msgspec.ValidationError, KeyError) as error:
+        made = msgspec.convert(table, profile)
+    except msgspec.ValidationError as error:
         raise InputError(f"not a calibration: {error}", field="profile") from None
-    _refuse_nonsense(tables)
+    _refuse_nonsense(name, table)
     return made
 
 
@@ -171,10 +208,9 @@ def _kind(name: str) -> str:
     return name.split("_", 1)[1]
 
 
-def _refuse_nonsense(tables: dict[str, dict[str, Any]]) -> None:
+def _refuse_nonsense(name: str, table: dict[str, Any]) -> None:
     """Raise if a number is not a finite, non-negative share, factor or time."""
-    for name, table in tables.items():
-        for key, value in table.items():
-            for number in value.values() if isinstance(value, dict) else [value]:
-                if isinstance(number, int | float) and not 0 <= number < 1e4:
-                    raise InputError("must be between 0 and 10,000", field=f"{name}.{key}", value=number)
+    for key, value in table.items():
+        for number in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(number, int | float) and not 0 <= number < 1e4:
+                raise InputError("must be between 0 and 10,000", field=f"{name}.{key}", value=number)

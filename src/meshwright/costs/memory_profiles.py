@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
+from meshwright.toml_tables import TomlTables
 
 
 class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,19 +71,23 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joins_segments: bool = False
 
 
-@cache
 def memory_profiles() -> dict[str, MemoryProfile]:
     """Return every profile by name."""
-    shared, own = _read("memory_profiles.toml"), _read("memory_meshwright.toml")
-    tables = {name: {**table, **own.get(name, {})} for name, table in shared.items()}
+    return {name: _profile(name) for name in _tables("memory_profiles.toml")}
+
+
+@cache
+def _profile(name: str) -> MemoryProfile:
+    table = {**_tables("memory_profiles.toml")[name], **_tables("memory_meshwright.toml").get(name, {})}
     try:
-        return msgspec.convert(tables, dict[str, MemoryProfile])
+        return msgspec.convert(table, MemoryProfile)
     except msgspec.ValidationError as error:
         raise InputError(f"not a memory profile: {error}", field="file", value="memory_profiles.toml") from None
 
 
-def _read(name: str) -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name(name).read_text())
+@cache
+def _tables(file: str) -> TomlTables:
+    return TomlTables(Path(__file__).with_name(file))
 
 
 def memory_profile(case: Case) -> MemoryProfile:
@@ -93,4 +96,4 @@ def memory_profile(case: Case) -> MemoryProfile:
 
 
 def _find_profile(case: Case) -> MemoryProfile:
-    return memory_profiles()[getattr(case, "memory_profile", "") or case.engine]
+    return _profile(getattr(case, "memory_profile", "") or case.engine)

@@ -217,7 +217,7 @@ def with_organization(text: str) -> str:
     They are instruct, base, thinking, coder or dated releases: `Qwen3-4B-Instruct-2507`, in any usual form of the name.
     Quantized weights mean those they were made from.
     """
-    if text in _entries():
+    if is_own_name(text):
         return text
     plain, quantized = text.rpartition("/")[2], bool(quantized_words(text))
     known = _other_weights().get(_release_words(plain, quantized))
@@ -225,6 +225,17 @@ def with_organization(text: str) -> str:
         known = _only_release(plain)
     named = quantized or text == plain or (known or "").lower() == text.lower()
     return known if known is not None and named else text
+
+
+def is_own_name(text: str) -> bool:
+    """Return whether a text is a shipped model's name or that of its own weights, in any usual form."""
+    if text in _entries():
+        return True
+    words = _normalize(text)
+    if "/" in text or words not in _index():
+        return False
+    name = _index()[words]
+    return words in (_normalize(name), _normalize(_entries()[name].get("hf_id", "")))
 
 
 def _release_words(text: str, quantized: bool = False) -> tuple[str, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from meshwright.toml_tables import TomlTables
 
 from .catalogue import catalogue_name, config_named
 
@@ -70,16 +71,16 @@ def from_config(config: dict[str, Any]) -> Numerics:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("numerics.toml").read_text(encoding="utf-8"))
+def _tables() -> TomlTables:
+    return TomlTables(Path(__file__).with_name("numerics.toml"))
 
 
 def _published(name: str) -> dict[str, Any]:
-    family = _table()["models"].get(name)
+    family = _tables()["models"].get(name)
     return _family(family) if family else {}
 
 
 def _family(name: str) -> dict[str, Any]:
-    found = _table()["families"][name]
+    found = _tables()[f"families.{name}"]
     base = _family(found["like"]) if "like" in found else {}
     return {**base, **{key: value for key, value in found.items() if key != "like"}}

@@ -13,7 +13,7 @@ from meshwright.clusters import DEFAULT_GPU
 from meshwright.clusters import is_known as is_known_gpu
 from meshwright.display import Entry
 from meshwright.errors import unknown
-from meshwright.models import GatedDelta, LinearMixer, Mamba2, ModelSpec, find
+from meshwright.models import GatedDelta, LinearMixer, Mamba2, ModelSpec, find, is_own_name
 from meshwright.models import search as search_models
 from meshwright.recipes import build
 from meshwright.recipes.build import cluster_name
@@ -21,6 +21,7 @@ from meshwright.recipes.registry import Published, Purpose, Registered, library,
 from meshwright.recipes.types import Goal, Recipe
 
 COUNT = re.compile("[0-9]{1,6}")
+_GAP = re.compile(r"[-\s.]+")
 FAMILY_HEAD_START = 1.0
 """log2 of the size ratio that a recipe of the same family gains: it wins over one closer by up to a factor of two."""
 
@@ -94,7 +95,10 @@ def resolve(name: str) -> str:
 
 def is_known(name: str) -> bool:
     """Return whether a recipe of this name exists."""
-    return any(_normalize(name) in _name_aliases(benchmark) for benchmark in (False, True))
+    plain = _normalize(name)
+    if plain in _name_aliases(False):
+        return True
+    return not is_own_name(name) and plain in _name_aliases(True)  # no benchmark has a model's name: none is imported
 
 
 def published_recipe(name: str) -> Recipe:
@@ -246,7 +250,7 @@ def _gpus(cluster: str) -> tuple[int, str]:
 
 
 def _normalize(name: str) -> str:
-    return re.sub(r"[-\s.]+", "_", name.strip().lower())
+    return _GAP.sub("_", name.strip().lower())
 
 
 @lru_cache(maxsize=2)
