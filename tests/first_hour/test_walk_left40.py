@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from meshwright import clusters
+from meshwright.errors import InputError
+
 MEGATRON = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
  --ffn-hidden-size 14336 --swiglu --group-query-attention --num-query-groups 8 --seq-length 8192 \\
  --max-position-embeddings 8192 --position-embedding-type rope --normalization RMSNorm --vocab-size 128256 \\
@@ -125,3 +128,27 @@ def test_an_unknown_attention_kernel_is_refused_with_one_that_exists(
     (here / name).write_text(text.format(kernel=kernel, lr="1e-5"))
     answer = meshwright("check", name, "--gpus", "8xH100", "--json").json
     assert invalid(answer) == ([[fix]] if fix else [])
+
+
+@pytest.mark.parametrize(
+    ("typed", "gpus"),
+    [
+        ("a100-40g", "1xA100-40"),
+        ("a100-80gb", "1xA100-80"),
+        ("A100 40GB", "1xA100-40"),
+        ("h100-80g", "1xH100"),
+        ("h200-141g", "1xH200"),
+        ("rtx4090-24g", "1xRTX4090"),
+        ("8xv100-32g", "8xV100-32"),
+        ("2x8xh100-80g", "2x8xH100"),
+    ],
+)
+def test_a_gpu_may_be_named_with_its_memory(typed: str, gpus: str) -> None:
+    assert str(clusters.cluster(typed)) == gpus
+
+
+@pytest.mark.parametrize(("typed", "fix"), [("a100-60g", "1xA100-40"), ("a10-24", "1xA10"), ("rtx40900", "1xRTX4090")])
+def test_an_unknown_gpu_without_a_count_has_the_nearest_one_as_its_fix(typed: str, fix: str) -> None:
+    with pytest.raises(InputError) as refused:
+        clusters.cluster(typed)
+    assert refused.value.fix[0] == fix

@@ -14,7 +14,8 @@ from meshwright.errors import InputError, closest, unknown
 from meshwright.toml_tables import TomlTables
 
 _VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla|quadro)+(?=.)")
-_MEMORY_SUFFIX = re.compile(r"(.+?)([0-9]{1,4})gi?b?")
+_MEMORY_SUFFIX = re.compile(r"(.+)(?:gi?b|g)")  # after a number
+LONGEST_MEMORY = 4  # digits
 SAME_MEMORY = 0.1  # a driver reports up to a tenth less than the GB on the box
 
 
@@ -57,8 +58,20 @@ def _find(name: str) -> Gpu | None:
     if found is not None:
         return found
     sized = _MEMORY_SUFFIX.fullmatch(key)
-    found = _named(sized[1]) or _by_alias().get(sized[1]) if sized else None
-    return found if sized and found and abs(found.memory_gib / int(sized[2]) - 1) < SAME_MEMORY else None
+    return _of_memory(sized[1]) if sized else None
+
+
+def _of_memory(key: str) -> Gpu | None:
+    """Return the GPU type of a name and its memory without a separator: h200141 is h200 and 141, not h20 and 0141."""
+    whole = _named(key) or _by_alias().get(key)  # A100-40 has its memory in its name
+    for digits in range(1, LONGEST_MEMORY + 1):
+        model, memory = key[:-digits], key[-digits:]
+        if not model or not memory.isdigit() or memory.startswith("0"):
+            continue
+        found = whole or _named(model) or _by_alias().get(model)
+        if found is not None and abs(found.memory_gib / int(memory) - 1) < SAME_MEMORY:
+            return found
+    return None
 
 
 @cache

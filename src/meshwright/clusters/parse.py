@@ -265,14 +265,25 @@ def _parts(text: str) -> _Parts:
             unknown = unknown or (groups if name[:1].isalpha() or _CARD.fullmatch(name) else None)
         elif groups and (name is not None or unknown is None or unknown["name"].startswith("node")):
             return _counted(text, groups)
-    if unknown is not None:
+    if unknown is not None and (_unknown_gpu(unknown["name"]) or not _unknown_gpu(plain)):  # rtx40900 is not rt x 40900
         return _counted(text, unknown)
     if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):
         fix = f"{found[2]}x{gpu(found[1]).name}"
         raise _bad(text, f"write the count before the GPU: {fix}", [fix])
     near = _similar_instances(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain)[:2]
+    if not near and (error := _unknown_gpu(plain)) is not None:
+        raise _bad(text, error.reason, [f"1x{name}" for name in error.fix])
     reason = "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file"
     raise _bad(text, reason, (*near, *EXAMPLES) if near else EXAMPLES)
+
+
+def _unknown_gpu(name: str) -> InputError | None:
+    """Return the error for a text that is like the name of a GPU; None if it is like none."""
+    try:
+        gpu(name)
+    except InputError as error:
+        return error if error.fix and not name[:1].isdigit() else None
+    return None
 
 
 def _unnamed_rack(text: str, count: str, size: int) -> InputError:
