@@ -46,6 +46,11 @@ def fast_values(baseline: Baseline, case: Case) -> Values:
     return kernels | batched | _improved(baseline, current, _gathered(current), step_s, GATHERED_GAIN)[2]
 
 
+def fast_step_s(baseline: Baseline, case: Case) -> float:
+    """Return the step time with the kernels that a plan of this case gets."""
+    return float(costs.step_time(case.replace(**fast_values(baseline, case))).step_s)
+
+
 def faster_step(baseline: Baseline, case: Case, estimate: costs.Estimate) -> Iterable[Suggestion]:
     """Yield the changes that together make a plan's step faster, if the gain is worth a try."""
     if case.benchmark or case.is_diffusion or not bool(estimate.fits):

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright import costs, rules
 from meshwright.costs.uncertainty import error_bands
 from meshwright.planner.baseline import Baseline
-from meshwright.planner.faster_step import FAST_FIELDS
+from meshwright.planner.faster_step import FAST_FIELDS, fast_step_s
 from meshwright.planner.plan import PublishedLayout
 from meshwright.planner.search import SAME_SPEED, SEARCHED_NAMES, Candidate, as_overrides, has_headroom
 from meshwright.recipes import index
@@ -28,12 +28,14 @@ def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
     if not bool(price.fits) or float(price.step_s) > _margin(baseline) * found.step_s:
         return False
     total = float(price.memory.total)
-    if baseline.on_reference_cluster and _source(baseline):
-        return True
-    if float(price.step_s) > found.step_s and total >= found.total_gib:  # slower and larger
+    measured = bool(baseline.on_reference_cluster and _source(baseline))
+    if not measured and float(price.step_s) > found.step_s and total >= found.total_gib:  # slower and larger
         return False
     # The published layout was made for this cluster; elsewhere, headroom comes first.
-    return baseline.on_reference_cluster or has_headroom(total, case) or not found.has_headroom
+    if not (baseline.on_reference_cluster or has_headroom(total, case) or not found.has_headroom):
+        return False
+    chosen = case.replace(**{**found.layout, **baseline.pinned})
+    return fast_step_s(baseline, case) <= _margin(baseline) * fast_step_s(baseline, chosen)
 
 
 def _margin(baseline: Baseline) -> float:
