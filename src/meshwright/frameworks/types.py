@@ -100,6 +100,7 @@ class Program(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()  # files of the export that it imports, so that their folder must be importable
     expanded: tuple[str, ...] = ()  # words of argv that the shell of the job expands, such as $(nproc)
     env_places: Mapping[str, str] = {}  # variables of env that the user's file sets → where
+    checkout: str = ""  # folder of the framework's code that it runs from; empty if it is installed
 
 
 class UnmappedField(msgspec.Struct, frozen=True):

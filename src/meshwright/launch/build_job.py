@@ -87,7 +87,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
     needs: str = "meshwright"  # what an image has to contain to run it
     run_s: float = 0.0  # estimated seconds of all steps; 0 if unknown
-    reads: Mapping[str, str] = {}  # paths on this machine that its config names → the key
+    reads: Mapping[str, str] = {}  # paths that its config names → the key
     comments: tuple[str, ...] = ()  # lines of the job's script: what the job does not have of the user's settings
     kept_setup: tuple[str, ...] = ()  # commands of the user's script that run before the training
 

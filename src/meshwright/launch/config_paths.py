@@ -98,8 +98,7 @@ def _located(key: str, value: Any, bases: Sequence[Path], reads: dict[str, str],
     if not isinstance(value, str) or "$" in value or "://" in value or "\n" in value:
         return value
     if value.startswith("/"):
-        if full_path(value) != value or Path(value).exists():
-            reads[value] = key
+        reads[value] = key
         return value
     for base in (Path(), *bases):
         found = full_path(value, bare=False, folder=base)

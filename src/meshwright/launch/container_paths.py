@@ -22,6 +22,8 @@ from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 CLAIMED = ("kubernetes",)  # whose mounts name a volume claim in place of a folder
 ELSEWHERE = ("kubernetes", "skypilot")  # whose machines have none of the user's folders
 WEIGHTS = "/weights"  # an example of a folder in a container
+OF_THE_IMAGE = ("bin", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "usr", "var")
+"""Folders of the system: a container has its own."""
 OF_TRAIN = ("--model", "--dataset", "--out")  # options of our train that may name a path
 
 
@@ -127,7 +129,11 @@ def _mounted(recipe: Recipe, job: Job) -> Iterator[str]:
 
 
 def _read_paths(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
-    needed = {one.folder: one.what for one in _needed(recipe, job) if not _is_mounted(job, one.folder)}
+    needed: dict[str, str] = {}
+    for one in _needed(recipe, job):
+        if not _is_mounted(job, one.folder):
+            needed.setdefault(one.folder, one.what)
+    needed = {folder: what for folder, what in needed.items() if not _is_below(folder, needed)}
     needed.pop(_checkpoints(recipe, job), None)
     if job.finds_ranks and job.files:  # the recipe travels with the job
         needed = {folder: what for folder, what in needed.items() if what != "the recipe"}
@@ -135,40 +141,65 @@ def _read_paths(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
         return
     paths = " and ".join(f"{folder} ({what})" for folder, what in needed.items())
     mounts = " ".join(_mount(folder, scheduler) for folder in needed)
-    missing = "if the image does not contain it, " if job.image else ""
+    missing = f"if the image does not contain {'it' if len(needed) == 1 else 'them'}, " if job.image else ""
     yield f"the {_where(job)} needs {paths}: {missing}add {mounts}"
 
 
 def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
-    """Yield the folders that the job reads, then that of its checkpoints."""
+    """Yield the folders that the job reads, that of its checkpoints, then others that its command names."""
     argv = job.program.argv
     target = argv[3] if job.finds_ranks and len(argv) > 3 else ""
-    checkout = next(iter(job.program.env.get("PYTHONPATH", "").split(":")), "")
     inputs = [
         (target, "the recipe"),
-        (checkout, "the framework's checkout"),
+        (job.program.checkout, "the framework's checkout"),
         *((path, "data") for path in (*recipe.data.blend, *recipe.data.anneal_blend, recipe.data.dataset)),
         (recipe.data.validation, "data"),
         (recipe.data.chat_template, "the chat template"),
         (recipe.model, "the model"),
         (recipe.data.tokenizer, "the tokenizer"),
         (recipe.checkpoint.pretrained, "initial weights"),
-        *job.reads.items(),
     ]
     for name, what in inputs:
         path = name if file_access.closed() or what == "the recipe" else full_path(name, bare=what != "the model")
         if path.startswith("/"):  # data may be a file, or a prefix of .bin and .idx files: their folder
-            folder = path if _is_folder(path, what) else str(PurePosixPath(path).parent)
+            folder = _folder(path, is_folder=what in ("the framework's checkout", "the tokenizer", "initial weights"))
             yield Needed(folder, what, what == "data" or _is_here(folder))
     out = _checkpoints(recipe, job)
     if out.startswith("/"):
         yield Needed(out, "checkpoints", True)
+    for path, what in (*job.reads.items(), *_command_paths(job.program)):
+        if path != target and _is_mountable(path):
+            folder = _folder(path, is_folder=not PurePosixPath(path).suffix)
+            yield Needed(folder, what, _is_here(folder))
 
 
-def _is_folder(path: str, what: str) -> bool:
-    if _is_here(path):
-        return Path(path).is_dir()
-    return what in ("the framework's checkout", "the tokenizer", "initial weights")
+def _command_paths(program: Program) -> Iterator[tuple[str, str]]:
+    """Yield what may be a path in a job's command and its PYTHONPATH, each with what names it."""
+    option = "the program"
+    for word in program.argv:
+        name, equals, value = word.partition("=")
+        is_pair = bool(equals) and "/" not in name
+        option = name if is_pair or word.startswith("-") else option
+        yield value if is_pair else word, option
+    for path in program.env.get("PYTHONPATH", "").split(":"):
+        yield path, "PYTHONPATH"
+
+
+def _is_mountable(path: str) -> bool:
+    """Return whether a text is a full path that an image may lack; the folders of the system are its own."""
+    parts = PurePosixPath(path).parts
+    return path.startswith("/") and len(parts) > 1 and parts[1] not in OF_THE_IMAGE and not set(" $,:") & set(path)
+
+
+def _folder(path: str, *, is_folder: bool) -> str:
+    """Return the folder to mount for a path; `is_folder` decides for a path that is not on this machine."""
+    parent = str(PurePosixPath(path).parent)
+    is_itself = Path(path).is_dir() if _is_here(path) else is_folder and not _is_here(f"{path}.bin")
+    return path if is_itself or parent == "/" else parent
+
+
+def _is_below(folder: str, others: Iterable[str]) -> bool:
+    return any(other != folder and PurePosixPath(folder).is_relative_to(other) for other in others)
 
 
 def _is_here(path: str) -> bool:

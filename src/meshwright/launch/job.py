@@ -90,7 +90,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     needs: str = "meshwright"  # what an image has to contain
     mounts: tuple[str, ...] = ()
     binds: tuple[str, ...] = ()  # folders mounted into the container at the same path because the job needs them
-    reads: Mapping[str, str] = {}  # paths on this machine that its config names → the key
+    reads: Mapping[str, str] = {}  # paths that its config names → the key
     comments: tuple[str, ...] = ()  # comment lines of its script: what it does not have of the user's settings
     makes: tuple[str, ...] = ()  # folders that the job creates before it mounts them
     port: int = 29500

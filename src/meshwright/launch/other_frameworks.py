@@ -110,7 +110,8 @@ def in_checkout(
         notes = (f"{root} is not on this machine: it must be a checkout of {entry.title} on the nodes",)
     argv = (str(root / script), *program.argv[1:]) if script else program.argv
     paths = ":".join(str(root / one) if one else str(root) for one in entry.python_path)
-    return msgspec.structs.replace(program, argv=argv, env={**program.env, "PYTHONPATH": paths}), notes
+    env = {**program.env, "PYTHONPATH": paths}
+    return msgspec.structs.replace(program, argv=argv, env=env, checkout=str(root)), notes
 
 
 def refused_out(framework: str, out: str, folder: str | None) -> InputError:
