@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshwright.choices import FRONT_ENDS
 from meshwright.choices import Framework as FrameworkName
 from meshwright.errors import InputError, some
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.load import open_file
 from meshwright.frameworks.native import is_native, looks_native, train_command
 from meshwright.frameworks.other_trainers import OtherTrainerError, other_loss, other_trainer
 from meshwright.frameworks.registry import FORMATS, READ, framework
+
+if TYPE_CHECKING:
+    from meshwright.frameworks.shell import LaunchCommand
 
 NATIVE = "meshwright"
 BOTH, HALVES = (
@@ -25,6 +32,13 @@ STARTED: tuple[FrameworkName, ...] = (
 READ_COMMANDS = ("trl",)  # front ends whose commands are read as those of the Trainer
 CONFIGS = (".yaml", ".yml", ".toml", ".json")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+OTHER_TASK = re.compile(
+    r"(?i)(^|[_-])(convert|preprocess|tokenize|eval|evaluate|evaluation|infer|inference|generate|generation|serve|server|"
+    r"merge|export|download|predict|benchmark|score|demo|chat|lm_eval)([_.-]|$)"
+)
+"""Names of programs that do something else than train."""
+SET_UP = re.compile(r"/etc/|rc$|profile|conda|module|env")  # sourced files that set up the shell
+CONVERTS = "--ckpt-convert-"  # flags with which Megatron-LM writes a checkpoint in another format and ends
 LONGEST_NAME = 200  # characters of a path that is looked up
 
 
@@ -87,7 +101,11 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
             raise other
         if (found_end := _front_end_of(content)) is not None:
             raise OtherTrainerError(found_end.title, _with_settings(found_end, content))
+        if (task := _without_training(content)) is not None:
+            raise task
         scripts = _scripts(content)
+        if not scripts and (unknown := _open_arguments(content)) is not None:
+            raise unknown
         runs = f"; it runs {some(scripts, 3)}" if scripts else ""
         raise InputError(
             f"matches no supported framework{seen}{runs}",
@@ -107,10 +125,58 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
     return framework(found[0])
 
 
+def _without_training(content: Content) -> InputError | None:
+    """Return the error for a script whose programs all do something else than train, by their names; else None."""
+    programs = [Path(str(one.program.value)).name for one in content.launches]
+    converts = any(str(arg.value).startswith(CONVERTS) for one in content.launches for arg in one.args)
+    if not programs or not (converts or all(OTHER_TASK.search(one) for one in programs)):
+        return None
+    named = some(list(dict.fromkeys(programs)), 3)
+    task = "converts a checkpoint" if converts else "trains nothing, by the names of its programs"
+    reason = f"starts {named} and {task}: only trainings are checked"
+    return InputError(reason, field="file", value=content.path)
+
+
+def _open_arguments(content: Content) -> InputError | None:
+    """Return the error for a script whose training program gets arguments that are not in the script; else None."""
+    if content.script is None:
+        return None
+    named = [one.what for one in content.script.unresolved if one.what.startswith("source ")]
+    sources = [one for one in named if not SET_UP.search(one)]
+    for launch in content.launches:
+        unknown = [*_unknown_words(launch), *sources]
+        if not unknown:
+            continue
+        program = Path(str(launch.program.value)).name
+        reason = f"starts {program} with arguments that only the job knows, of {some(unknown, 3)}"
+        choices = [path for path in content.script.choices if _is_read(path)]
+        fix = [f"meshwright check {shlex.quote(path)}" for path in choices]
+        return InputError(reason, field="file", value=content.path, fix=fix)
+    return None
+
+
+def _unknown_words(launch: LaunchCommand) -> list[str]:
+    """Return the arguments of a launch that are unknown and may be several: no values of flags."""
+    from meshwright.frameworks.shell.launch_prefixes import is_option, is_unresolved_expansion
+
+    before = (None, *launch.args[:-1])
+    follows = [one is not None and is_option(one) for one in before]
+    words = [one for one, is_value in zip(launch.args, follows, strict=True) if not is_value]
+    return [str(one.value) for one in words if is_unresolved_expansion(one)]
+
+
+def _is_read(path: str) -> bool:
+    """Return whether a file that a script sources shows a framework by itself."""
+    try:
+        return bool(detect_framework(open_file(path)))
+    except InputError:
+        return False
+
+
 def _front_end_of(content: Content) -> Framework | None:
     if (
         content.format == "yaml"
-        or any(name in content.text for name in ("swift", "trl"))
+        or any(name in content.all_text for name in ("swift", "trl"))
         or any(one.launcher == "front-end" for one in content.launches)
     ):
         from meshwright.frameworks.front_ends import detect_front_end
@@ -193,4 +259,4 @@ def _configs(content: Content) -> list[str]:
 
 def _may_match(name: str, content: Content) -> bool:
     marks = FORMATS[name].get(content.format)
-    return marks is not None and (not marks or any(mark in content.text for mark in marks))
+    return marks is not None and (not marks or any(mark in content.all_text for mark in marks))

@@ -38,6 +38,11 @@ class Content(msgspec.Struct, frozen=True):
     assigned: Mapping[str, str | None] = {}  # by fixes at the end of a Python file, as text; None: unset
     repeated: tuple[RepeatedKey, ...] = ()  # keys that a YAML file sets twice
 
+    @property
+    def all_text(self) -> str:
+        """The text of the file, and of a script also of those that it sources or starts."""
+        return "\n".join((self.text, *self.script.texts)) if self.script and self.script.texts else self.text
+
     def top_level_keys(self) -> frozenset[str]:
         """Return the top-level keys of a structured file."""
         return frozenset(key.split(".")[0].split("[")[0] for key in self.settings)

@@ -12,12 +12,13 @@ from meshwright import config_io, file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.cluster_task import task_script
 from meshwright.frameworks.framework import Content, Format
+from meshwright.frameworks.script_folders import is_file as is_regular_file
+from meshwright.frameworks.script_folders import started_from
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes import files
 from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
 
-MAX_PARENTS = 3  # folders above a script in which the files that it names are looked for
 SUFFIXES: Mapping[str, Format] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -58,27 +59,12 @@ def program_path(content: Content, program: SourcedValue) -> Path | None:
     if content.folder is None or not value.endswith(".py"):
         return None
     if not program.unresolved:
-        found = next((path for one in _started_from(content.folder, value) if _is_file(path := one / value)), None)
+        found = next(
+            (path for one in started_from(content.folder, value) if is_regular_file(path := one / value)), None
+        )
         return found or content.folder / value
     name = Path(value).name
     return None if "$" in name or name == ".py" else content.folder / name
-
-
-def _started_from(folder: Path, program: str) -> tuple[Path, ...]:
-    """Return the folders that a script may be started from: its own, and those above it.
-
-    A program without a folder in its name is looked for in the next one only: others may have a train.py of their own.
-    """
-    above = list(folder.resolve().parents)[: MAX_PARENTS if "/" in program else 1]
-    here = Path.cwd()
-    return folder, *(one.relative_to(here) if one.is_relative_to(here) else one for one in above)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # for example, the name is too long
-        return False
 
 
 def _content_of_run(path: str | Path) -> Content:

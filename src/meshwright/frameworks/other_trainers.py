@@ -38,6 +38,7 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
     "torchtune": ("model._component_", "tokenizer._component_"),
     "NeMo": ("trainer.devices", "exp_manager"),
     "verl": ("actor_rollout_ref", "algorithm"),
+    "EasyR1": ("worker", "algorithm", "trainer"),
 }
 """Top-level or dotted keys that every config of a trainer has."""
 MODELS = ("base_model", "model_name_or_path", "model")
@@ -117,10 +118,11 @@ class OtherLossError(OtherTrainerError):
     """A run with preferences or rewards, which is not read, with the command that plans the model's part."""
 
     def __init__(self, title: str, content: Content, gpus: str = "", library: str = "TRL") -> None:
-        found = _MODEL.search(content.text)
+        text = content.all_text
+        found = _MODEL.search(text)
         model = (found[1] or found[2]) if found else "MODEL"
-        adapts = bool(re.search(r"--use_peft|LoraConfig\(|get_peft_model\(", content.text))
-        adapts = adapts or (library == SWIFT and not _SWIFT_FULL.search(content.text))  # its default is LoRA
+        adapts = bool(re.search(r"--use_peft|LoraConfig\(|get_peft_model\(", text))
+        adapts = adapts or (library == SWIFT and not _SWIFT_FULL.search(text))  # its default is LoRA
         goal: Goal = "peft" if adapts else "sft"
         reason = f"{trains(title_of(title), library)}: {NOT_PLANNED}"
         there = shlex.quote(_gpus(content, gpus, goal)[0])
@@ -148,14 +150,15 @@ def other_loss(content: Content) -> OtherLossError | None:
         names = (found[1].lower() for found in _TRL_CLASS.finditer(content.text))
         title = next((name for name in names if name in METHODS_OF_TRL), "")
         return OtherLossError(title, content) if title and "trl" in content.text else None
-    if content.format == "shell" and _SWIFT_COMMAND.search(content.text):
-        named = _SWIFT_LOSS.search(content.text)
+    text = content.all_text
+    if content.format == "shell" and _SWIFT_COMMAND.search(text):
+        named = _SWIFT_LOSS.search(text)
         return OtherLossError(named[1] if named else SWIFT_DEFAULT, content, library=SWIFT)
-    if content.format != "shell" or ("trl" not in content.text and ".py" not in content.text):
+    if content.format != "shell" or ("trl" not in text and ".py" not in text):
         return None
-    found = _TRL_COMMAND.search(content.text)
-    script = None if found else _TRL_SCRIPT.search(content.text)
-    if script is not None and not any(word in content.text for word in ("trl", "accelerate", "deepspeed")):
+    found = _TRL_COMMAND.search(text)
+    script = None if found else _TRL_SCRIPT.search(text)
+    if script is not None and not any(word in text for word in ("trl", "accelerate", "deepspeed")):
         return None
     found = found or script
     return OtherLossError(found[1], content) if found else None

@@ -3,7 +3,8 @@
 Our tables are those of one commit, and a file does not name the version that reads it. A name that is like a known
 one is a typing error in every version. Another unknown name belongs to a newer or older version as likely as it is a
 mistake: a warning, unless the file is in a checkout of the framework, whose version is known. A file with several such
-names is for an older version or a fork, and its removed keys are warnings, however old they are.
+names is for an older version or a fork, and its removed keys are warnings, however old they are; so are flags that it
+leaves out, for which a fork may have a default.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ OLDER_ACCEPT = "older versions accept"  # in the finding of a front end's key
 NO_VERSION = "no version has both"  # in the finding of a key of older releases beside one of newer releases
 GROWING = ("model.backend.",)  # AutoModel's kernels and number formats, to which every version adds
 WAS_REMOVED = ": was removed: "  # in the finding of a value that older versions have
+ABSENT_FLAGS = tuple(
+    f"megatron-lm.{name}" for name in ("no-length", "no-learning-rate", "no-data", "save-without-interval")
+)
+"""Rules on flags without a default in Megatron-LM: a fork may have one, or another flag for the same."""
 SEVERAL = 2  # old and unknown names from which a file is for an older version or for a fork
 PINNED = frozenset(("third_party", "thirdparty", "3rdparty", "third-party", "submodules", "external", "vendor"))
 """Folders of a repository with other repositories, each at a commit of its own."""
@@ -58,6 +63,7 @@ def with_open_version(
     signs = len({one.field for one in (*named, *removed)}) + _starts_a_pinned_copy(content)
     if (named or removed) and signs >= SEVERAL:
         named += [one for one in errors if one in removed or _is_of_a_fork(framework, one)]
+        named += [one for one in errors if one.rule in ABSENT_FLAGS]
     if named:  # a file for another version may have its values too
         named += [one for one in errors if one.rule == "value.invalid" and _ALLOWED.search(one.message) and not one.fix]
     return [_as_warning(framework, one) if one in named else one for one in findings]

@@ -16,8 +16,9 @@ from meshwright.frameworks.constructors import ARGUMENTS as REMOVED_ARGUMENTS
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.hf_arguments import as_parsed
 from meshwright.frameworks.key_table import read_table
-from meshwright.frameworks.load import MAX_PARENTS, content_of, open_file
+from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
+from meshwright.frameworks.script_folders import MAX_PARENTS
 from meshwright.frameworks.shell.values import WrittenFile
 from meshwright.frameworks.start_checks import CHOICES, TABLES, TRAINER_CHOICES, Style, broken_checks
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS

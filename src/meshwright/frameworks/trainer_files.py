@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,22 @@ def written_arguments(content: Content) -> Content | None:
 
 
 def _own_arguments(content: Content, given: Mapping[str, SourcedValue] | None = None) -> dict[str, SourcedValue]:
+    key = f"{content.path}\0{content.folder}\0{given}\0{content.text}"
+    return dict(_stated_arguments(_ProgramRead(key, content, given)))
+
+
+@dataclass(frozen=True)
+class _ProgramRead:
+    """A program and the options of its command; compared by their texts."""
+
+    key: str
+    content: Content = field(compare=False)
+    given: Mapping[str, SourcedValue] | None = field(compare=False)
+
+
+@lru_cache(maxsize=16)  # each step of a check asks for them, and a long program takes half a second
+def _stated_arguments(read: _ProgramRead) -> dict[str, SourcedValue]:
+    content, given = read.content, read.given
     tree = _tree(content)
     if tree is None:
         return {}
@@ -370,7 +388,8 @@ def _modules_beside(content: Content, imported: Iterable[str]) -> Iterator[Path]
 
 def names_deepspeed(content: Content) -> bool:
     """Return whether a file passes the path of a DeepSpeed config to the Trainer."""
-    return isinstance(getattr(file_arguments(content).get("deepspeed"), "value", None), str)
+    path = file_arguments(content).get("deepspeed")
+    return path is not None and isinstance(path.value, str) and not path.unresolved
 
 
 UNSLOTH = re.compile(r"^\s*(?:from|import) unsloth\b", re.MULTILINE)

@@ -127,18 +127,15 @@ def parse(content: Content) -> ParsedConfig:
         path = file_arguments(content).get("deepspeed")
         if path is None:
             raise InputError("names no DeepSpeed config", field="file", value=content.path)
-        return _of_program(content, content, open_referenced_file(content, path).settings)
+        settings, missing = _referenced(content, "deepspeed=", "deepspeed", path)
+        parsed = _of_program(content, content, settings)
+        return msgspec.structs.replace(parsed, findings=(*missing, *parsed.findings))
     launch = max(content.launches, key=lambda one: _certainty(content, one), default=None)
     config = _config_of(content, launch) if launch else None
     if launch is None or config is None:
         raise InputError("contains no command with a DeepSpeed config", field="file", value=content.path)
     name, path = config
-    missing: tuple[Finding, ...] = ()
-    try:
-        settings = open_referenced_file(content, path).settings
-    except MissingConfigError:
-        missing = (missing_config(content, f"--{name}", path),)
-        settings = _stand_in(path, name == "deepspeed")
+    settings, missing = _referenced(content, f"--{name}", name, path)
     own, given = started_program(content, launch.program), parse_arguments(launch.args)
     command = command_arguments("deepspeed", own, given, content.assigned)
     arguments = {name: path} | dict(command.arguments)  # the config that is named decides, read or not
@@ -191,6 +188,14 @@ def parse_json(
         findings=(*_disagreements(content.settings, arguments), *_unused_schedule(content.settings, arguments)),
         program=_with_fills(parsed, content.settings, arguments),
     )
+
+
+def _referenced(content: Content, flag: str, name: str, path: SourcedValue) -> tuple[Settings, tuple[Finding, ...]]:
+    """Return the settings of the config that a command or program names, or of one in its place with a finding."""
+    try:
+        return open_referenced_file(content, path).settings, ()
+    except MissingConfigError:
+        return _stand_in(path, name == "deepspeed"), (missing_config(content, flag, path),)
 
 
 def _of_program(content: Content, program: Content, settings: Settings) -> ParsedConfig:

@@ -76,7 +76,7 @@ def started(content: Content) -> tuple[LaunchCommand, Content] | None:
 
 def names_runner(content: Content) -> bool:
     """Return whether a script mentions the runner."""
-    return "training/run_recipe.py" in content.text
+    return "training/run_recipe.py" in content.all_text
 
 
 def _is_submit(word: SourcedValue) -> bool:

@@ -109,7 +109,7 @@ def _from_variables(content: Content) -> tuple[SourcedValue, ...]:
     found: list[SourcedValue] = []
     for setting in (content.script.variables if content.script else {}).values():
         values = setting.value if isinstance(setting.value, list) else str(setting.value).split()
-        if values and str(values[0]).startswith("--") and not setting.unresolved:
+        if values and str(values[0]).startswith("--") and (isinstance(setting.value, list) or not setting.unresolved):
             found += _located(content, setting, [str(one) for one in values])
     return tuple(found)
 
@@ -122,7 +122,8 @@ def _located(content: Content, variable: SourcedValue, words: Sequence[str]) -> 
         flag = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])") if word.startswith("--") else None
         if flag is not None:
             at = next((n for n in range(at, len(lines) + 1) if flag.search(lines[n - 1])), at)
-        yield msgspec.structs.replace(variable, value=word, line=at)
+        is_open = variable.unresolved if set("$`") & set(word) else ""
+        yield msgspec.structs.replace(variable, value=word, line=at, unresolved=is_open)
 
 
 def parse(content: Content) -> ParsedConfig:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from meshwright.errors import InputError
 from meshwright.frameworks.shell.assign import assign, assigned_by_arithmetic, assigned_value
@@ -20,6 +22,7 @@ from meshwright.frameworks.shell.words import Source
 QUERIES = {"which", "type", "hash", "grep", "egrep", "fgrep", "pgrep", "cmp", "diff", "nvidia-smi", "id", "ls"}
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 READS_INPUT = {"bash", "sh", "zsh", "sbatch", "srun", "ssh", "docker", "singularity", "apptainer"}
+SCRIPTS = (".sh", ".bash")
 MAX_EVAL_DEPTH = 4  # nested eval and bash -c
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -249,6 +252,8 @@ def _run_program(interp: Interpreter, simple: Simple, fields: list[Field]) -> Ex
     inner = command_name(words[start]) if start < len(words) else ""
     if inner in SHELLS:
         _run_shell(interp, simple, fields, start)
+    elif inner.endswith(SCRIPTS):
+        _run_file(interp, simple, fields, start, start)
     elif start == len(words) - 1 and " " in str(words[start].value) and REMOTE & unwrapped.options.keys():
         _run_text_in_shell(interp, simple, fields, start, start)  # ssh HOST "cd FOLDER && torchrun …"
     if simple.here_document and (inner in SHELLS or inner == "sbatch") and start == len(words) - 1:
@@ -283,27 +288,60 @@ def _run_document(interp: Interpreter, simple: Simple, prefix: list[Field]) -> N
 
 
 def _run_shell(interp: Interpreter, simple: Simple, fields: list[Field], shell: int) -> None:
-    """Interpret bash -c 'text' as a new shell, which sees exported variables only."""
+    """Interpret bash -c 'text' or bash FILE as a new shell, which sees exported variables only."""
     at = shell + 1
     while at < len(fields) and fields[at].text[:1] in ("-", "+") and not re.fullmatch("-[a-zA-Z]*c", fields[at].text):
         at += 2 if re.fullmatch("[-+][a-zA-Z]*[oO]", fields[at].text) else 1
     if at + 1 < len(fields) and re.fullmatch("-[a-zA-Z]*c", fields[at].text):
         _run_text_in_shell(interp, simple, fields, shell, at + 1)
+    elif at < len(fields) and fields[at].text.endswith(SCRIPTS):
+        _run_file(interp, simple, fields, shell, at)
 
 
 def _run_text_in_shell(interp: Interpreter, simple: Simple, fields: list[Field], shell: int, text: int) -> None:
     """Interpret the text of a new shell; what follows it are its arguments."""
-    state, prefix, functions, loops = interp.state, interp.prefix, interp.functions, interp.state.loop_depth
+    with _new_shell(interp, simple, fields[:shell]):
+        interp.state.arguments = fields[text + 2 :]
+        if text + 1 < len(fields):  # bash -c '"$0" "$@"' torchrun …: the first word after the text is $0
+            interp.state.values["0"] = text_value(fields[text + 1].pieces, *fields[text + 1][1:])
+        _run_text(interp, fields[text].pieces, simple)
+
+
+def _run_file(interp: Interpreter, simple: Simple, fields: list[Field], shell: int, file: int) -> None:
+    """Record a script that is started in a new shell, and interpret it if such scripts are followed."""
+    name, here = fields[file], simple.location
+    interp.called.append(name.text)
+    if not interp.follows_called:
+        return
+    try:
+        text, shown = interp.sourced.open(name, *here)
+    except (Unreadable, InputError) as error:
+        reason = error.reason if isinstance(error, InputError) else error
+        interp.state.note(name.text, *here, f"the script is not read: {reason}")
+        return
+    parser = Parser(Source.of_file(text.replace("\r\n", "\n"), shown))
+    with _new_shell(interp, simple, fields[:shell]):
+        interp.state.arguments = fields[file + 1 :]
+        interp.run_block(parser.script())
+    _report_warnings(interp, parser)
+    interp.sourced.close()
+
+
+@contextmanager
+def _new_shell(interp: Interpreter, simple: Simple, prefix: list[Field]) -> Iterator[None]:
+    """A shell of its own, started by the words of `prefix`: it sees exported variables, and changes none of ours."""
+    state, before, functions, loops = interp.state, interp.prefix, interp.functions, interp.state.loop_depth
     snapshot = state.snapshot(*simple.location)
-    prefixed = {one.name: assigned_value(interp.expander, one) for one in simple.assignments}
-    state.values = {name: value for name, value in state.values.items() if name in state.exported} | prefixed
-    state.exported |= set(prefixed)
-    state.arguments = fields[text + 2 :]
-    if text + 1 < len(fields):  # bash -c '"$0" "$@"' torchrun …: the first word after the text is $0
-        state.values["0"] = text_value(fields[text + 1].pieces, *fields[text + 1][1:])
-    interp.functions, interp.prefix = {}, prefix + tuple(field.to_value() for field in fields[:shell])
-    _run_text(interp, fields[text].pieces, simple)
-    interp.functions, interp.prefix, interp.state.loop_depth = functions, prefix, loops
+    words = tuple(field.to_value() for field in prefix)
+    given = {one.name: assigned_value(interp.expander, one) for one in simple.assignments}
+    for name, one in unwrap(words).env.items():
+        given[name] = text_value((Piece(str(one.value), one.line, one.file, one.unresolved),), one.line, one.file)
+    state.values = {name: value for name, value in state.values.items() if name in state.exported}
+    for name, value in given.items():
+        state.store(name, value, export=True)
+    interp.functions, interp.prefix = {}, before + words
+    yield
+    interp.functions, interp.prefix, state.loop_depth = functions, before, loops
     interp.flow = ""
     state.restore(snapshot)
 

@@ -59,6 +59,8 @@ class Interpreter:
         self.local: list[dict[str, tuple[Value | None, bool]]] = []  # outer values shadowed by their local variables
         self.prefix: tuple[SourcedValue, ...] = ()  # words before bash -c, such as srun and its options
         self.written: dict[str, WrittenFile] = {}  # config files that the script writes, by name
+        self.called: list[str] = []  # scripts that it starts in a shell of their own
+        self.follows_called = False  # they are interpreted too
         self.flow = ""  # break, return or exit: the following commands are not reached
         self.eval_depth = 0  # nested eval and bash -c
         self.depth = 0

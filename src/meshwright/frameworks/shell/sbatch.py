@@ -6,6 +6,8 @@ import re
 import shlex
 from collections.abc import Mapping
 
+import msgspec
+
 from meshwright.frameworks.shell.values import Unresolved
 from meshwright.frameworks.types import SourcedValue, as_int
 
@@ -42,6 +44,8 @@ TYPED_COUNT = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]+)")
 CONSTRAINT = re.compile(
     r"(?<![a-z0-9])(gb300|gb200|gh200|b300|b200|h200|h100|h800|h20|a100|a800|l40s|l40|l4|v100|mi300x|mi250x|mi325x|mi355x)(?![a-z0-9])"
 )
+USAGE = re.compile(r"(?m)^#(?!SBATCH).*\bsbatch\b(?:.*\\\n#)*.*(?:--nodes\b|\s-N\b)")
+"""A comment with the command that submits the script, and sets its nodes."""
 Options = Mapping[str, SourcedValue]
 
 
@@ -58,6 +62,9 @@ def read_sbatch(text: str, where: str) -> tuple[dict[str, SourcedValue], list[Un
                 unread.append(Unresolved(line, number, where, "the #SBATCH line cannot be parsed"))
         elif line.strip() and not line.startswith("#"):
             commands_started = True
+    if "nodes" in options and USAGE.search(text):
+        reason = "the command in a comment sets the nodes when it submits the job"
+        options["nodes"] = msgspec.structs.replace(options["nodes"], unresolved=reason)
     return options, unread
 
 
@@ -187,4 +194,10 @@ def slurm_variables(options: Options) -> dict[str, SourcedValue]:
         "SLURM_JOB_PARTITION": options.get("partition"),
         "SLURM_JOB_ACCOUNT": options.get("account"),
     }
-    return {name: setting for name, setting in known.items() if setting is not None and setting.value is not True}
+    found = {name: setting for name, setting in known.items() if setting is not None and setting.value is not True}
+    return {name: _as_expansion(name, setting) if setting.unresolved else setting for name, setting in found.items()}
+
+
+def _as_expansion(name: str, setting: SourcedValue) -> SourcedValue:
+    """Return an unknown variable as its expansion is written: a shell that gets its text must not take it as known."""
+    return msgspec.structs.replace(setting, value=f"${name}")

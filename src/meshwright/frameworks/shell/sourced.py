@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
 
+from meshwright.errors import some
+from meshwright.frameworks.script_folders import find_file, find_fitting, is_file
 from meshwright.frameworks.shell.values import MAX_FILE_BYTES, MAX_TOTAL_BYTES, Field, script_error
 
 MAX_DEPTH = 8
@@ -26,21 +29,31 @@ class Sourced:
 
     def __init__(self, where: str, folder: Path | None, read: int) -> None:
         self.folder, self.read = folder, read
+        self.texts: list[str] = []  # of the files that were read
+        self.choices: list[str] = []  # files that a name with an unknown part fits
         self.chain: list[tuple[str, Path | None]] = [(where, None if folder is None else folder / Path(where).name)]
 
     def path(self, name: Field) -> Path:
         """Return the path of a sourced file."""
         if self.folder is None:
             raise Unreadable("the directory of the script is unknown")
-        text = name.text
-        if name.unresolved:
-            first = name.pieces[0]
-            current = self.chain[-1][1]
-            known_rest = first.unresolved and not any(piece.unresolved for piece in name.pieces[1:])
-            if not known_rest or current is None or not OWN_FOLDER.fullmatch(first.text):
-                raise Unreadable(f"its name is unknown: {name.unresolved}")
-            return Path(str(current.parent) + text[len(first.text) :])
-        return self.folder / text
+        if not name.unresolved:
+            return find_file(self.folder, name.text)
+        first, current = name.pieces[0], self.chain[-1][1]
+        is_own = current is not None and bool(OWN_FOLDER.fullmatch(first.text))
+        beside = current.parent if current is not None and is_own else self.folder
+        parts = "".join("*" if one.unresolved else escape(one.text) for one in name.pieces).strip("/").split("/")
+        if parts[0] == "*" and len(parts) > 1:  # a folder that only the job knows is taken for the script's own
+            found = sorted(path for path in beside.glob("/".join(parts[1:])) if is_file(path))
+        else:
+            found = find_fitting(self.folder, parts)
+        if len(found) > 1:
+            self.choices += [str(path) for path in found if str(path) not in self.choices]
+            listed = some([path.name for path in found], 3)
+            raise Unreadable(f"its name is unknown: {name.unresolved}; it may be {listed}")
+        if not found:
+            raise Unreadable(f"its name is unknown: {name.unresolved}")
+        return found[0]
 
     def open(self, name: Field, line: int, file: str) -> tuple[str, str]:
         """Return the text of a sourced file and its display name; call close() afterwards."""
@@ -67,6 +80,7 @@ class Sourced:
         except UnicodeDecodeError as error:
             raise Unreadable("it is not valid UTF-8") from error
         self.chain.append((shown, real))
+        self.texts.append(text)
         return text, shown
 
     def _shown(self, path: Path) -> str:

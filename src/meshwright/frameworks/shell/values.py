@@ -54,6 +54,9 @@ class Script(msgspec.Struct, frozen=True):
     possible: tuple[Command, ...] = ()  # commands under conditions that are known only at run time, of all branches
     possible_flags: frozenset[str] = frozenset()  # in values that variables get under such conditions
     written: Mapping[str, WrittenFile] = {}  # config files that it writes, by name
+    called: tuple[str, ...] = ()  # scripts that it starts in a shell of their own
+    texts: tuple[str, ...] = ()  # of the files that it sources or starts
+    choices: tuple[str, ...] = ()  # files of which it sources one, as its caller says
 
 
 class LaunchCommand(msgspec.Struct, frozen=True):
