@@ -12,6 +12,7 @@ Framework = Literal[
 ]
 Scheduler = Literal["torchrun", "slurm", "hosts", "kubernetes", "skypilot"]
 RecipeFormat = Literal["toml", "yaml", "json", "python"]
+Backend = Literal["auto", "nccl", "gloo"]
 
 GOALS: tuple[Goal, ...] = get_args(Goal)
 ENGINES: tuple[Engine, ...] = get_args(Engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from typing import Any, SupportsIndex, TypeVar, overload
 
 Row = tuple[str, str]
@@ -80,6 +79,8 @@ class Listing(list[T]):
 
 def _html(headers: Sequence[str], rows: Iterable[Sequence[str]], titles: bool = False) -> str:
     """Return an HTML table; `titles` makes the first cell of every row a heading."""
+    from html import escape  # only notebooks need it
+
     head = f"<tr>{''.join(f'<th{LEFT}>{escape(one)}</th>' for one in headers)}</tr>" if headers else ""
     body = "".join(
         "<tr>"

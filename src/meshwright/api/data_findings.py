@@ -13,7 +13,6 @@ from meshwright import extras, file_access
 from meshwright.api.paths import looks_like_path
 from meshwright.display import plural
 from meshwright.errors import InputError, some
-from meshwright.frameworks.result import CheckResult
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import ENGINES, Recipe
@@ -22,6 +21,7 @@ from meshwright.version import VERSION
 
 if TYPE_CHECKING:
     from meshwright.engine.data.row_errors import CheckedRows
+    from meshwright.frameworks.result import CheckResult
 
 DATA_MISSING, DATA_ROWS, NO_VALIDATION = "data.missing-file", "data.rows", "data.no-validation"
 DATASET = "dataset"  # framework of a data file that is checked by itself
@@ -150,6 +150,7 @@ def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
     from meshwright.engine.data.conversations import REQUIRED
     from meshwright.engine.data.files import FILE, find_rows
     from meshwright.engine.data.row_errors import check_rows
+    from meshwright.frameworks.result import CheckResult
 
     recipe, changes = override.apply_with_log(Recipe(name=target, model="", goal="sft", cluster=""), overrides)
     whole = shlex.join(["meshwright", "check", "RECIPE", "--gpus", "1xH100", f"data.dataset={target}", *overrides])

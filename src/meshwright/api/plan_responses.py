@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,7 +23,10 @@ from meshwright.api.responses import (
     finding_parts,
 )
 from meshwright.api.run_length import budget_for
-from meshwright.planner import Plan, Ranking
+from meshwright.planner import Plan
+
+if TYPE_CHECKING:
+    from meshwright.planner import Ranking
 
 
 class QuestionPart(Part, frozen=True, kw_only=True):

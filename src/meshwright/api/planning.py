@@ -19,12 +19,13 @@ from meshwright.api.verb_function import verb
 from meshwright.errors import InputError
 from meshwright.notes import note
 from meshwright.parsing import token_budget
-from meshwright.planner import Plan, Question, Ranking
+from meshwright.planner import Plan, Question
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 if TYPE_CHECKING:
     from meshwright.frameworks.file_import import ImportedFile
+    from meshwright.planner import Ranking
 
 
 @verb(requests.Recommend)

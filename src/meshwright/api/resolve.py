@@ -9,7 +9,7 @@ from meshwright import clusters, file_access, frameworks, models
 from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.notes import note
-from meshwright.recipes import files, index
+from meshwright.recipes import index
 from meshwright.recipes.run_folder import is_run_folder
 from meshwright.recipes.types import Recipe
 
@@ -130,7 +130,9 @@ def recipe_from(name: str) -> Recipe:
     """Return a recipe of ours from a file or by name."""
     if not is_file(name):
         return index.load(name)
-    found = files.from_file(name)
+    from meshwright.recipes.files import from_file
+
+    found = from_file(name)
     if not models.is_path(found.model) and file_access.is_dir(found.model):
         note(f"model {found.model} of {name} is the catalogue model; write ./{found.model} for the folder of that name")
     return found

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright import clusters, file_access, frameworks, models, planner
-from meshwright.api import own_jobs
 from meshwright.api.continued_run import is_run, model_of_run
 from meshwright.api.dataset_length import epochs_beside
 from meshwright.api.resolve import (
@@ -39,6 +38,7 @@ from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 
 if TYPE_CHECKING:
+    from meshwright.api.own_jobs import OwnJob
     from meshwright.frameworks.dropped import DroppedSetting
     from meshwright.frameworks.file_import import ImportedFile
     from meshwright.frameworks.framework import Content, Framework
@@ -250,7 +250,7 @@ def job_for(
     content, theirs = file_of(target, framework, gpus)
     if content is not None and theirs is not None:
         return _imported(content, theirs, framework, goal, gpus, overrides, model, references=to == theirs.name)
-    own = None if content is None or content.format != "shell" else own_jobs.read(content)
+    own = None if content is None or content.format != "shell" else _own_job(content)
     if own is not None:
         return _of_own_job(own, goal, gpus, overrides, engine, model)
     found = target if isinstance(target, Recipe) else recipe_from(target)
@@ -269,6 +269,12 @@ def job_for(
     return Job(found, words, content)
 
 
+def _own_job(content: Content) -> OwnJob | None:
+    from meshwright.api import own_jobs
+
+    return own_jobs.read(content)
+
+
 def _with_model(recipe: Recipe, reference: str) -> Recipe:
     """Return the recipe for another model; weights that the recipe names are those of its own model."""
     named = recipe.checkpoint.pretrained
@@ -280,7 +286,7 @@ def _with_model(recipe: Recipe, reference: str) -> Recipe:
 
 
 def _of_own_job(
-    own: own_jobs.OwnJob,
+    own: OwnJob,
     goal: str | None,
     gpus: str | int | None,
     overrides: Sequence[str],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 
 import msgspec
@@ -27,6 +26,8 @@ def this_machine() -> Cluster:
 
 def read_nvidia_smi(output: str) -> Cluster:
     """Return one node with the GPUs of an nvidia-smi listing of names and total memory."""
+    import csv
+
     rows = [(row[0].strip(), row[-1].strip()) for row in csv.reader(output.splitlines()) if len(row) >= 2]
     if not rows:
         raise _not_found("nvidia-smi lists no GPU")

@@ -25,9 +25,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
+from meshwright.choices import Backend
 from meshwright.engine.faults import RunError, blames_another, explain, explain_death, guard, interrupted, leave
 from meshwright.engine.process_group import COLLECTIVE_TIMEOUT_S, join
-from meshwright.engine.rank_env import Backend, DeviceType, Process, detect, hosts
+from meshwright.engine.rank_env import DeviceType, Process, detect, hosts
 from meshwright.engine.spawned import spawn_context
 from meshwright.engine.stop_request import (
     STOP_SIGNALS,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from meshwright.choices import Backend
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Launcher = Literal["alone", "nproc", "torchrun", "slurm"]
 DeviceType = Literal["auto", "cuda", "cpu"]
-Backend = Literal["auto", "nccl", "gloo"]
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # srun numbers its steps from 0; the batch script, interactive shells and the like have special numbers from here.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from meshwright.choices import Backend
 from meshwright.engine.hooks import NO_HOOKS, Hooks
-from meshwright.engine.rank_env import Backend
 
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case

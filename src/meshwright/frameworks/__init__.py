@@ -42,10 +42,8 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.initial_weights import in_folder as in_folder
     from meshwright.frameworks.initial_weights import loadable_weights as loadable_weights
     from meshwright.frameworks.initial_weights import weights_to_prepare as weights_to_prepare
-    from meshwright.frameworks.load import SUFFIXES as SUFFIXES
     from meshwright.frameworks.load import content_of as content_of
     from meshwright.frameworks.load import format_of as format_of
-    from meshwright.frameworks.load import is_file as is_file
     from meshwright.frameworks.load import open_file as open_file
     from meshwright.frameworks.mapping import no_effect as no_effect
     from meshwright.frameworks.model_differences import as_replaced as as_replaced
@@ -66,6 +64,8 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.result import IgnoredFinding as IgnoredFinding
     from meshwright.frameworks.result import RecipeCheckResult as RecipeCheckResult
     from meshwright.frameworks.result import UnresolvedValue as UnresolvedValue
+    from meshwright.frameworks.suffixes import SUFFIXES as SUFFIXES
+    from meshwright.frameworks.suffixes import is_file as is_file
     from meshwright.frameworks.types import ExportedConfig as ExportedConfig
     from meshwright.frameworks.types import Program as Program
     from meshwright.frameworks.types import SourcedValue as SourcedValue
@@ -84,7 +84,7 @@ __getattr__ = LazyNames(
         "frameworks.applied_fixes": "FixedText fixed_text",
         "frameworks.framework": "Content Framework",
         "frameworks.initial_weights": "in_folder loadable_weights weights_to_prepare",
-        "frameworks.load": "SUFFIXES content_of format_of is_file open_file",
+        "frameworks.load": "content_of format_of open_file",
         "frameworks.mapping": "no_effect",
         "frameworks.model_differences": "as_replaced",
         "frameworks.native": "check_native is_native looks_native train_command",
@@ -93,6 +93,7 @@ __getattr__ = LazyNames(
         "frameworks.our_fixes": "in_export in_our_keys superseded",
         "frameworks.patch_file": "own_variables patch referenced_file",
         "frameworks.result": "BaselineEntry CheckResult IgnoredFinding RecipeCheckResult UnresolvedValue",
+        "frameworks.suffixes": "SUFFIXES is_file",
         "frameworks.types": "ExportedConfig Program SourcedValue UnmappedField",
     },
 )

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import Cluster
-from meshwright.config_io import RepeatedKey
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
@@ -19,6 +18,7 @@ from meshwright.recipes.types import Engine, Goal, Recipe
 from meshwright.rules.rule import Finding, Severity
 
 if TYPE_CHECKING:
+    from meshwright.config_io import RepeatedKey
     from meshwright.frameworks.shell import LaunchCommand, Script
 
 Format = Literal["yaml", "toml", "json", "python", "shell"]

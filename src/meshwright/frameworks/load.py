@@ -14,25 +14,11 @@ from meshwright.frameworks.cluster_task import task_script
 from meshwright.frameworks.framework import Content, Format
 from meshwright.frameworks.script_folders import is_file as is_regular_file
 from meshwright.frameworks.script_folders import started_from
+from meshwright.frameworks.suffixes import SUFFIXES
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes import files
 from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
-
-SUFFIXES: Mapping[str, Format] = {
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".toml": "toml",
-    ".json": "json",
-    ".py": "python",
-    ".sh": "shell",
-    ".bash": "shell",
-    ".sbatch": "shell",
-    ".slurm": "shell",
-    ".sub": "shell",
-    ".args": "shell",
-    ".txt": "shell",
-}
 
 
 def open_file(path: str | Path) -> Content:
@@ -113,9 +99,3 @@ def format_of(path: str, text: str) -> Format:
     raise InputError(
         "has an unknown format", field="file", value=path, fix=[f"use one of the suffixes {', '.join(SUFFIXES)}"]
     )
-
-
-def is_file(name: str) -> bool:
-    """Return whether a name refers to a file rather than a shipped recipe."""
-    path = Path(name)
-    return path.suffix.lower() in SUFFIXES or file_access.exists(path)

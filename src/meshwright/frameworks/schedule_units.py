@@ -9,13 +9,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
-from meshwright.recipes.key_maps.torchtitan import (
-    LOCAL_BATCH,
-    MICRO_BATCH,
-    MICRO_BATCH_TOKENS,
-    SAMPLE_KEYS,
-    STEP_TOKENS,
-)
 from meshwright.recipes.types import Recipe
 
 
@@ -54,12 +47,6 @@ UNIT_KEYS = {
     ),
 }
 """Frameworks that refuse a schedule whose lengths have different units."""
-TOKEN_KEYS_OF = {
-    LOCAL_BATCH: MICRO_BATCH_TOKENS,
-    MICRO_BATCH: MICRO_BATCH_TOKENS,
-    "training.global_batch_size": STEP_TOKENS,
-}
-"""Keys of torchtitan in samples in the 0.2 line, with the keys in tokens on main."""
 DIGITS = 4  # of a share
 
 
@@ -88,8 +75,7 @@ def counts_samples(key_map: str, settings: Settings) -> bool:
 def file_units(key_map: str, settings: Settings, recipe: Recipe) -> dict[str, Unit]:
     """Return the keys that a file uses in place of those in steps, by the key in steps."""
     if key_map == "torchtitan":
-        length = max(1, recipe.data.seq_length)
-        return {key: Unit(tokens, length) for key, tokens in TOKEN_KEYS_OF.items()} if _in_tokens(settings) else {}
+        return _token_units(settings, recipe)
     keys = UNIT_KEYS.get(key_map)
     if keys is None:
         return {}
@@ -100,9 +86,13 @@ def file_units(key_map: str, settings: Settings, recipe: Recipe) -> dict[str, Un
     return found | {steps: Unit(share, 1 / end) for steps, share in shares.items()}
 
 
-def _in_tokens(settings: Settings) -> bool:
-    """Return whether a torchtitan command is for main, which counts batches in tokens."""
-    return "config" in settings and not any(key in settings for key in SAMPLE_KEYS)
+def _token_units(settings: Settings, recipe: Recipe) -> dict[str, Unit]:
+    """Return the units of a torchtitan command for main, which counts batches in tokens; none for the 0.2 line."""
+    from meshwright.recipes.key_maps.torchtitan import SAMPLE_KEYS, TOKEN_KEYS_OF  # a large table
+
+    if "config" not in settings or any(key in settings for key in SAMPLE_KEYS):
+        return {}
+    return {key: Unit(tokens, max(1, recipe.data.seq_length)) for key, tokens in TOKEN_KEYS_OF.items()}
 
 
 def in_file_units(key_map: str, changed: Mapping[str, Any], settings: Settings, recipe: Recipe) -> dict[str, Any]:

@@ -10,9 +10,6 @@ from meshwright import frameworks, rules
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks import Program
-from meshwright.frameworks.common import torchrun
-from meshwright.frameworks.initial_weights import shell_word
-from meshwright.frameworks.trainer_program import VALIDATION_PART
 from meshwright.planner import Plan, case_of, moved_to, with_listed_stages
 from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
@@ -124,6 +121,8 @@ def meshwright_command(plan: Plan) -> str:
     if any(one.startswith(STRATEGY) for one in typed) or strategy != _strategy_of_file(plan, strategy):
         changes["layout.strategy"] = strategy
     if _lacks_validation(plan.recipe):  # train refuses to start: a finding says so, with this as its fix
+        from meshwright.frameworks.trainer_program import VALIDATION_PART
+
         changes["data.validation_part"] = VALIDATION_PART
     overrides = [format_override(field, value) for field, value in changes.items()]
     cluster = plan.question.cluster
@@ -165,6 +164,9 @@ def export_command(plan: Plan, to: str, changes: Sequence[str] | None = None) ->
 
 def command_of(program: Program, cluster: Cluster) -> str:
     """Return the torchrun command that starts a program on every GPU of a cluster."""
+    from meshwright.frameworks.common import torchrun  # 5 ms that a plan of one node saves
+    from meshwright.frameworks.initial_weights import shell_word
+
     words = (*torchrun(cluster), *program.argv)
     return " ".join(shell_word(word, program.variables, program.expanded) for word in words)
 

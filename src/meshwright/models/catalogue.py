@@ -421,13 +421,13 @@ def _normalize(text: str, without: frozenset[str] = frozenset()) -> tuple[str, .
 
     Sizes stay separate words, so that "llama3 18b" is not "llama31 8b".
     """
-    text = _PARENTHESES.sub(" ", text.lower()).rsplit("/", 1)[-1]
+    text = (_PARENTHESES.sub(" ", text.lower()) if "(" in text else text.lower()).rsplit("/", 1)[-1]
     runs: list[str] = []
     open_run = False
     for word in _GAP.split(text):
-        if not word or without.issuperset(word.split(".")) or (without and _RELEASE.fullmatch(word)):
+        if not word or (without and (without.issuperset(word.split(".")) or _RELEASE.fullmatch(word))):
             continue
-        size = _SIZE.fullmatch(word)
+        size = _SIZE.fullmatch(word) if word[-1] in _SIZE_IN_MILLIONS else None
         if size:
             runs.append(f"{size[1]}{_millions(size):g}m")
             open_run = False

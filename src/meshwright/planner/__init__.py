@@ -1,5 +1,13 @@
-"""Plan a training: find a recipe, size it to the cluster, search layouts and explain the result."""
+"""Plan a training: find a recipe, size it to the cluster, search layouts and explain the result.
 
+What ranks layouts and sizes clusters is imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_names import LazyNames
 from meshwright.planner.baseline import baseline_for, case_of, moved_to, with_engine_strategy, with_listed_stages
 from meshwright.planner.batch_rate import scaled_lr
 from meshwright.planner.budget import Budget, Price, budget, step_tokens
@@ -24,15 +32,25 @@ from meshwright.planner.plan import (
     Suggestion,
     calibration_notes,
 )
-from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
-from meshwright.planner.reliability import Reliability
 from meshwright.planner.repair import contradiction, error_messages, find_repair, find_repair_of_file, much_faster_step
 from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch
 from meshwright.planner.search import Candidate, as_overrides
-from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
 from meshwright.planner.storage import Storage
 
+if TYPE_CHECKING:  # the names of the table below, for type checkers
+    from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
+    from meshwright.planner.reliability import Reliability
+    from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
+
+__getattr__ = LazyNames(
+    __name__,
+    {
+        "planner.ranking": "Dropped Ranking rank_layouts",
+        "planner.reliability": "Reliability",
+        "planner.sizing": "Compared Size Sizing compare size smallest_fit",
+    },
+)
 __all__ = [
     "FASTER_STEP",
     "FEWER_NODES",

@@ -185,7 +185,9 @@ def _with_fields(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
         if flat not in keys:
             raise unknown("recipe field", flat, keys)
         section, field = keys[flat].split(".")
-        content.setdefault(section, {})[field] = value
+        old = getattr(getattr(base, section), field)
+        if type(old) is not type(value) or old != value:  # the index builds 200 recipes, mostly of default values
+            content.setdefault(section, {})[field] = value
     return msgspec.structs.replace(
         base, **{section: _section(base, section, fields) for section, fields in content.items()}
     )

@@ -55,12 +55,6 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 _REGISTRY: dict[str, Registered] = {}
-_file_reader: list[Callable[[Path], Recipe]] = []
-
-
-def set_file_reader(reader: Callable[[Path], Recipe]) -> None:
-    """Set the function that reads recipe files; it needs the registry for a file's base, so it cannot be imported."""
-    _file_reader[:] = [reader]
 
 
 def recipe(
@@ -104,7 +98,9 @@ def _from_file(path: Path) -> Registered:
 
     @lru_cache(maxsize=1)
     def build() -> Recipe:
-        return msgspec.structs.replace(_file_reader[0](path), name=path.stem)
+        from meshwright.recipes.files import from_file  # which reads the registry for a file's base
+
+        return msgspec.structs.replace(from_file(path), name=path.stem)
 
     return Registered(path.stem, extensions.name_of(path), Published(), build)
 

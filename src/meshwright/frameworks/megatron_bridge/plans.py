@@ -8,7 +8,6 @@ from meshwright import rules
 from meshwright.errors import InputError
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.settings import difference, with_distributed_optimizer
-from meshwright.frameworks.megatron_bridge.write import program_of, recipe_overrides, runner_argv, write
 from meshwright.frameworks.types import Program
 from meshwright.models import same_model
 from meshwright.planner import Plan, case_of, with_engine_strategy
@@ -55,6 +54,7 @@ def _without_key(plan: Plan, row: bridge_recipes.BridgeRecipe) -> str | None:
 def _refused_export(plan: Plan) -> str | None:
     """Return why export writes no Python file for a plan, or None."""
     from meshwright.frameworks.megatron_bridge.definition import FRAMEWORK
+    from meshwright.frameworks.megatron_bridge.write import write
 
     try:
         write(FRAMEWORK, _recipe(plan), plan.case.model, plan.question.cluster)
@@ -81,6 +81,8 @@ def _published_kernels(plan: Plan) -> Recipe:
 
 def program(plan: Plan) -> Program:
     """Return the Megatron-Bridge program for a plan."""
+    from meshwright.frameworks.megatron_bridge.write import program_of, recipe_overrides, runner_argv
+
     row = own_row(plan)
     if row is None:
         raise ValueError(f"Megatron-Bridge has no recipe {plan.base.name}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.frameworks.schedule_units import TOKEN_KEYS_OF
-from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH
+from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, TOKEN_KEYS_OF
 
 
 def flag(key: str, value: Any) -> str:

@@ -132,6 +132,12 @@ MICRO_BATCH_TOKENS, CONTEXT_LENGTH, STEP_TOKENS = (
 SAMPLE_KEYS = (LOCAL_BATCH, MICRO_BATCH, "training.global_batch_size", "training.seq_len")
 TOKEN_KEYS = (MICRO_BATCH_TOKENS, CONTEXT_LENGTH, STEP_TOKENS, "parallelism.num_pp_microbatches")
 """Batch sizes are in samples in the 0.2 line and in 0.3.0 (2026-09-03), and in tokens on main."""
+TOKEN_KEYS_OF = {
+    LOCAL_BATCH: MICRO_BATCH_TOKENS,
+    MICRO_BATCH: MICRO_BATCH_TOKENS,
+    "training.global_batch_size": STEP_TOKENS,
+}
+"""Keys in samples in the 0.2 line, with the keys in tokens on main."""
 
 
 def _tokens(raw: RawValues, recipe: Recipe) -> MappedFields:
