@@ -29,6 +29,7 @@ from meshwright.planner.search import (
     COSTS_LITTLE,
     LEVER_NAMES,
     MAY_NOT_FIT,
+    SURELY_FITS,
     Candidate,
     ScoredBatch,
     as_overrides,
@@ -56,6 +57,7 @@ MOST_HOST_GIB = 2048  # host memory per GPU beyond which no node is sold
 WORTH = 0.8  # of the step time of a plan that fits on the GPUs; another change must be that much faster
 FASTER = 0.95  # of the step time of an option that costs less; another one must be that much faster
 SLOW = 1.5  # times the step time with unlimited memory: host memory may be faster
+SLOWED = 1.2  # the same if a layout does not surely fit: what needs less memory may be faster
 GOOD_MFU = 0.35  # above it, host memory gains little
 GROWS_UP_TO = 2.0  # times the fastest step time with a small micro batch: degrees for which larger ones are tried
 MAX_GROWN = 64  # layouts with a small micro batch that decide which degrees those are
@@ -146,17 +148,21 @@ def _is_supported(case: Case, name: str, value: Any) -> bool:
 
 
 def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate, offloads: bool = True) -> Candidate:
-    """Return the best layout with levers of layout kind if the one found has no headroom or may not fit.
+    """Return the best layout with levers of layout kind if the one found has no headroom, may not fit or is slow.
 
     Host memory is used if nothing else fits or if it is faster, and not at all without `offloads`.
     """
     sure = found.has_headroom and found.chance >= MAY_NOT_FIT
-    plain = found if sure else _on_the_gpus(case, pinned, found)
+    plain = (
+        choose(faster_on_the_gpus(case, pinned, found), case) or found if sure else _on_the_gpus(case, pinned, found)
+    )
     return choose(faster_with_offload(case, pinned, plain), case) or plain if offloads else plain
 
 
 def _on_the_gpus(case: Case, pinned: Mapping[str, Any], found: Candidate) -> Candidate:
     """Return the best layout with levers that need no host memory; the one found if they do not help."""
+    if found.has_headroom and found.chance >= MAY_NOT_FIT:
+        return choose(faster_on_the_gpus(case, pinned, found), case) or found
     batches = lever_layouts(case, pinned, offloads=False)
     if found.has_headroom:  # but the error band of its estimate is wide
         lean = choose(_surer_than(found, batches), case)
@@ -167,29 +173,43 @@ def _on_the_gpus(case: Case, pinned: Mapping[str, Any], found: Candidate) -> Can
     return choose(better_than(found, batches), case) or found if found.fits else found
 
 
+def faster_on_the_gpus(case: Case, pinned: Mapping[str, Any], found: Candidate) -> list[ScoredBatch]:
+    """Return layouts with levers that need no host memory if memory makes a layout with headroom slower than these."""
+    if not found.has_headroom or not _is_slow(case, pinned, found, sure=False):
+        return []
+    batches = lever_layouts(case, pinned, offloads=False)
+    least = min(found.chance, SURELY_FITS)
+    kept = [b.has_headroom & (b.chance >= least) & (b.step_s <= FASTER * found.step_s) for b in batches]
+    return [batch.rows(rows) for batch, rows in zip(batches, kept, strict=True) if rows.any()]
+
+
 def faster_with_offload(case: Case, pinned: Mapping[str, Any], plain: Candidate) -> list[ScoredBatch]:
     """Return the layouts in host memory that fit, if the best one without does not or is slower.
 
-    A layout with headroom on the GPUs is replaced only for a clear gain, which is searched for only where memory makes
-    it slow.
+    A layout with headroom on the GPUs is replaced only for a clear gain, or for a gain and a layout that surely fits.
+    Both are searched for only where memory makes it slow.
     """
-    if plain.has_headroom and not _is_slow(case, pinned, plain):
+    sure = plain.chance >= SURELY_FITS
+    if plain.has_headroom and not (_may_offload(case, pinned, plain) and _is_slow(case, pinned, plain, sure)):
         return []
     batches = lever_layouts(case, pinned, offloads=True)
     if plain.has_headroom:
-        kept = [batch.has_headroom & (batch.step_s <= WORTH * plain.step_s) for batch in batches]
+        worth = (np.where(sure | (b.chance < SURELY_FITS), WORTH, FASTER) for b in batches)
+        kept = [b.has_headroom & (b.step_s <= gain * plain.step_s) for b, gain in zip(batches, worth, strict=True)]
     else:
         kept = [batch.fits & (batch.step_s <= plain.step_s) for batch in batches]
     return [batch.rows(rows) for batch, rows in zip(batches, kept, strict=True) if rows.any()]
 
 
-def _is_slow(case: Case, pinned: Mapping[str, Any], plain: Candidate) -> bool:
-    """Return whether memory limits make a layout slow; the cheapest questions come first."""
-    if plain.layout["offload"] != "none" or "offload" in pinned or not _may_fit(case, offloads=True):
-        return False
+def _may_offload(case: Case, pinned: Mapping[str, Any], plain: Candidate) -> bool:
+    return plain.layout["offload"] == "none" and "offload" not in pinned and _may_fit(case, offloads=True)
+
+
+def _is_slow(case: Case, pinned: Mapping[str, Any], plain: Candidate, sure: bool) -> bool:
+    """Return whether memory limits make a layout slow, by more if it surely fits; the cheaper question comes first."""
     if float(costs.estimate(case.replace(**plain.layout)).mfu) > GOOD_MFU:
         return False
-    return plain.step_s > SLOW * unlimited_s(case, pinned)
+    return plain.step_s > (SLOW if sure else SLOWED) * unlimited_s(case, pinned)
 
 
 def _surer_than(found: Candidate, batches: list[ScoredBatch]) -> list[ScoredBatch]:
@@ -253,29 +273,29 @@ def lever_layouts(case: Case, pinned: Mapping[str, Any], offloads: bool, unchang
         scored = _scored_in(tried, pinned, space)
         found = [*(() if pinned else found), *(batch for batches in scored.values() for batch in batches)]
         if any(batch.fits.any() for batch in found):
-            limit_s = _promising_s(found)
-            more = (_grown(tried[place], pinned, space, batches, limit_s) for place, batches in scored.items())
+            more = (_grown(tried[place], pinned, space, batches) for place, batches in scored.items())
             return [*found, *(batch for batches in more for batch in batches)]
     return found
 
 
 def _promising_s(batches: list[ScoredBatch]) -> float:
-    """Return the step time up to which degrees may be the fastest with other micro batches: those of few layouts."""
-    timed = np.sort(np.concatenate([batch.step_s for batch in batches]))
+    """Return the step time up to which degrees may be the fastest with other micro batches: those of few layouts.
+
+    The layouts have one lever: larger micro batches make copies from host memory rarer, so levers are not comparable.
+    """
+    timed = np.sort(np.concatenate([batch.step_s for batch in batches] or [np.full(1, np.inf)]))
     return float(min(GROWS_UP_TO * timed[0], timed[min(MAX_GROWN, len(timed)) - 1]))
 
 
-def _grown(
-    case: Case, pinned: Mapping[str, Any], space: Space, batches: list[ScoredBatch], limit_s: float
-) -> list[ScoredBatch]:
+def _grown(case: Case, pinned: Mapping[str, Any], space: Space, batches: list[ScoredBatch]) -> list[ScoredBatch]:
     """Return the layouts of a case with larger micro batches, scored once."""
-    known, key = case.cached(_known_grown), (repr(sorted(pinned.items())), space, limit_s)
+    known, key = case.cached(_known_grown), (repr(sorted(pinned.items())), space)
     if key not in known:
-        known[key] = list(grown(case, pinned, space, batches, limit_s))
+        known[key] = list(grown(case, pinned, space, batches, _promising_s(batches)))
     return known[key]
 
 
-def _known_grown(case: Case) -> dict[tuple[str, Space, float], list[ScoredBatch]]:
+def _known_grown(case: Case) -> dict[tuple[str, Space], list[ScoredBatch]]:
     return {}
 
 

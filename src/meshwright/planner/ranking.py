@@ -13,11 +13,12 @@ from meshwright import costs, rules
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.faster_step import FAST_FIELDS, fast_values
-from meshwright.planner.levers import better_than, faster_with_offload, lever_batches
+from meshwright.planner.levers import better_than, faster_on_the_gpus, faster_with_offload, lever_batches
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import plan_with, planned, recommend
 from meshwright.planner.search import (
     HEADROOM_LIMIT,
+    MAY_NOT_FIT,
     SEARCHED_NAMES,
     Candidate,
     ScoredBatch,
@@ -120,6 +121,8 @@ def _with_levers(baseline: Baseline, batches: list[ScoredBatch]) -> list[ScoredB
     found, levers = choose(batches, case), list[ScoredBatch]()
     if found is None or not found.has_headroom:
         levers = lever_batches(case, pinned)
+    elif found.chance >= MAY_NOT_FIT:
+        levers = faster_on_the_gpus(case, pinned, found)
     if found is not None and found.fits and levers:
         levers = [b.rows(b.has_headroom) for b in levers if b.has_headroom.any()] or better_than(found, levers)
     plain = choose([*batches, *levers], case)
