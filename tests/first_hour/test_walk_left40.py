@@ -152,3 +152,46 @@ def test_an_unknown_gpu_without_a_count_has_the_nearest_one_as_its_fix(typed: st
     with pytest.raises(InputError) as refused:
         clusters.cluster(typed)
     assert refused.value.fix[0] == fix
+
+
+AXOLOTL = """base_model: Qwen/Qwen2.5-7B
+datasets: [{{path: tatsu-lab/alpaca, type: alpaca}}]
+adapter: lora
+lora_r: 16
+lora_alpha: {alpha}
+lora_target_linear: true
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+num_epochs: 1
+learning_rate: {lr}
+optimizer: adamw_torch_fused
+bf16: true
+output_dir: out
+"""
+
+
+@pytest.mark.parametrize(
+    ("lr", "alpha", "warned"),
+    [("1e-3", 32, False), ("3e-3", 32, True), ("9e-3", 16, True), ("3e-3", 8, False), ("2e-4", 32, False)],
+)
+def test_a_rate_that_nobody_trains_adapters_with_is_warned_about(
+    meshwright: Any, here: Path, lr: str, alpha: int, warned: bool
+) -> None:
+    (here / "ax.yaml").write_text(AXOLOTL.format(lr=lr, alpha=alpha))
+    answer = meshwright("check", "ax.yaml", "--gpus", "8xH100", "--json").json
+    found = [one["fix"] for one in answer["findings"] if one["rule"] == "learning_rate.adapters-too-high"]
+    assert found == ([["learning_rate: 0.0001"]] if warned else [])
+
+
+@pytest.mark.parametrize(
+    ("command", "warned"), [("swift sft", True), ("swift pt", False), ("swift sft --freeze_llm true", False)]
+)
+def test_ms_swift_trains_all_weights_at_the_rate_of_adapters(
+    meshwright: Any, here: Path, command: str, warned: bool
+) -> None:
+    text = SWIFT.format(kernel="flash_attn", lr="1e-4").replace("swift sft", command).replace("lora", "full")
+    (here / "s.sh").write_text(text.replace("--tuner_type", "--deepspeed zero3 --tuner_type"))
+    answer = meshwright("check", "s.sh", "--gpus", "8xH100", "--json").json
+    rates = [one["fix"] for one in answer["findings"] if one["rule"] == "learning_rate.fine-tuning"]
+    assert rates == ([["--learning_rate 1e-05"]] if warned else [])

@@ -16,6 +16,7 @@ FAR_TOO_HIGH = ("learning_rate.diverges", "learning_rate.far-too-high", "learnin
 TOO_HIGH = (
     *FAR_TOO_HIGH,
     "learning_rate.too-high-for-size",
+    "learning_rate.adapters-too-high",
     "learning_rate.adapters",
     "learning_rate.continued-pretraining",
     "learning_rate.pretraining",

@@ -144,7 +144,28 @@ def wsd_decay_too_long(c: Case) -> Column:
 )
 def unusual_adapter_lr(c: Case) -> Column:
     unusual = (c.lr < 2e-5) | (c.lr > ADAPTERS_MOST)
-    return (c.goal == "peft") & unusual & (c.lr <= FAR_TOO_HIGH) & not_(lr_far_too_high(c))
+    rate = (c.goal == "peft") & unusual & (c.lr <= FAR_TOO_HIGH)
+    return rate & not_(adapter_lr_too_high(c)) & not_(lr_far_too_high(c))
+
+
+ADAPTERS_WARNED = 2e-3  # times a scale below 1: no published training of LoRA has more
+
+
+@rule(
+    "learning_rate.adapters-too-high",
+    "warning",
+    "lr",
+    message="lr={lr} is several times the usual learning rate of adapters",
+    symptom="the loss diverges or stays on a plateau after some steps",
+    cause="LoRA trains with 1e-5 to 1e-3; a scale alpha / rank below 1 allows a rate larger by its inverse",
+    fixes=({"lr": [1e-4], "min_lr": lambda c: [min(c.min_lr, 1e-5)]},),
+)
+def adapter_lr_too_high(c: Case) -> Column:
+    # The scale of rsLoRA does not decrease with the rank, and other optimizers have rates of their own.
+    adam = one_of(c.optimizer_name, ("adamw", "adamw8bit"))
+    high = c.lr * np.minimum(c.alpha / np.maximum(c.rank, 1), 1.0) > ADAPTERS_WARNED
+    usual = (c.method != "rslora") & not_(c.is_diffusion) & not_(c.benchmark)
+    return (c.goal == "peft") & adam & usual & high & not_(lr_far_too_high(c))
 
 
 @rule(

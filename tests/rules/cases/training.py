@@ -242,6 +242,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"wsd_decay_steps": 100_000},
     ),
     "learning_rate.adapters": ({"goal": "peft", "lr": 5e-6, "min_lr": 0.0}, {"lr": 1e-4}),
+    "learning_rate.adapters-too-high": ({"goal": "peft", "lr": 5e-3, "min_lr": 0.0}, {"lr": 1e-4}),
     "learning_rate.fine-tuning": ({"goal": "sft", "lr": 3e-4}, {"lr": 1e-5, "min_lr": 0.0}),
     "learning_rate.continued-pretraining": ({"pretrained": "base", "lr": 3e-4}, {"lr": 3e-5, "min_lr": 0.0}),
     "learning_rate.pretraining": ({"spec": SMALL, "lr": 5e-3}, {"lr": 3e-4}),

@@ -8,6 +8,7 @@ from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STE
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
 
 FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+ADAPTER_RATE, FULL_RATE = 1e-4, 1e-5  # defaults of learning_rate
 SFT = "swift/arguments/sft_args.py: SftArguments"
 BASE = "swift/arguments/base_args"
 
@@ -37,6 +38,23 @@ def _with_validation_data(given: Given) -> Changes:
     if given.is_on("streaming") or given.text("save_strategy") in ("no", "false"):
         return {"load_best_model_at_end": False}
     return {"split_dataset_ratio": 0.01}
+
+
+PARTLY_TRAINED = (
+    *("freeze_llm", "freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters"),
+    *("trainable_parameters_regex", "optimizer", "use_galore", "external_plugins"),
+)
+"""Keys with which a training without adapters updates a part of the weights, or in another way."""
+
+
+def _full_at_adapter_rate(given: Given) -> bool:
+    """Return whether all weights are trained at ms-swift's default rate of adapters; higher rates have a rule."""
+    return (
+        "full" in (given.text("tuner_type"), given.text("train_type"))
+        and given.number("learning_rate") == ADAPTER_RATE
+        and not given.any_on(*PARTLY_TRAINED)
+        and given.text("task_type") in ("", "causal_lm")
+    )
 
 
 MS_SWIFT = Table(
@@ -84,3 +102,14 @@ MS_SWIFT = Table(
             f"{BASE}/quant_args.py: QuantizeArguments.get_quantization_config"),
     ),
 )  # fmt: skip
+FINE_TUNING = Table(
+    "ms-swift",
+    {},
+    (
+        StartCheck("learning_rate", _full_at_adapter_rate,
+            "{learning_rate} is high for full fine-tuning: it is the default of adapters", {"learning_rate": FULL_RATE},
+            f"{SFT}._init_override", "warning", rule="learning_rate.fine-tuning",
+            effect="has 1e-5 by default if all weights are trained"),
+    ),
+)  # fmt: skip
+"""Checks of `swift sft`, not of `swift pt`, which continues a pretraining."""
