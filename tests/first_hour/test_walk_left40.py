@@ -195,3 +195,18 @@ def test_ms_swift_trains_all_weights_at_the_rate_of_adapters(
     answer = meshwright("check", "s.sh", "--gpus", "8xH100", "--json").json
     rates = [one["fix"] for one in answer["findings"] if one["rule"] == "learning_rate.fine-tuning"]
     assert rates == ([["--learning_rate 1e-05"]] if warned else [])
+
+
+PROGRAM = """from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from datasets import load_dataset
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-14B-Instruct", dtype="bfloat16")
+args = TrainingArguments(output_dir="o", bf16=True, per_device_train_batch_size=1, learning_rate=1e-5, max_steps=100)
+Trainer(model=model, args=args, train_dataset=load_dataset("trl-lib/Capybara", split="train")).train()
+"""
+
+
+def test_the_layout_has_the_name_of_the_change(meshwright: Any, here: Path) -> None:
+    (here / "p.py").write_text(PROGRAM)
+    shown = meshwright("recommend", "p.py", "--gpus", "8xH100", "data.seq_length=2048").out
+    assert "layout.strategy ddp → fsdp2" in shown
+    assert "Layout   fsdp2 (fsdp1's full shard) · dp 8" in shown

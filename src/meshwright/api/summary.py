@@ -16,9 +16,14 @@ FULL_SHARD = {"fsdp1": "fsdp1"}
 """What an engine calls layout.strategy=fsdp2, where it has another name."""
 
 
-def layout_summary(layout: Mapping[str, Any], engine: str | None = None) -> str:
-    """Return a layout on one line, in the engine's name of the strategy; degrees of 1 are left out."""
+def layout_summary(layout: Mapping[str, Any], engine: str | None = None, *, with_value: bool = False) -> str:
+    """Return a layout on one line, in the engine's name of the strategy; degrees of 1 are left out.
+
+    `with_value` adds the value of layout.strategy, where the engine's name is another one.
+    """
     strategy = FULL_SHARD.get(engine or "", "fsdp2") if layout["strategy"] == "fsdp2" else layout["strategy"]
+    if with_value and strategy != layout["strategy"]:
+        strategy = f"{layout['strategy']} ({strategy}'s full shard)"
     sharded, copies = layout.get("dp_shard", -1), layout.get("dp_replicate", 1)
     data_parallel = [f"dp {sharded}" + (f" × {copies} copies" if copies > 1 else "")] if sharded > 0 else []
     steps = layout.get("gradient_accumulation")

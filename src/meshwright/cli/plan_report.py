@@ -39,7 +39,7 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
-    titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"])])
+    titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"], with_value=True)])
     titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
@@ -119,7 +119,7 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Train", [_train_line(answer, found)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"] if not _is_requested(c)])
-    titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"])])
+    titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"], with_value=True)])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])

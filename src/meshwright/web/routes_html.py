@@ -127,7 +127,7 @@ def layout_view(answer: Answer) -> dict[str, Any]:
     return {
         "memory": presenters.memory(answer["estimate"], answer["memory_by_stage_gib"]),
         "step": presenters.step(answer["estimate"]),
-        "words": layout_summary(answer["layout"], answer["question"]["engine"]),
+        "words": layout_summary(answer["layout"], answer["question"]["engine"], with_value=True),
     }
 
 
