@@ -293,11 +293,17 @@ def _with_weights(name: str, hub_id: str) -> ModelSpec:
 
 def config_named(text: str) -> dict[str, Any]:
     """Return the Hugging Face config of a shipped model by any form of its name, of a hub id, or at a path."""
+    own = config_file(text)
+    return load_config(own) if own is not None else config_of(find(without_hub_url(text.strip())).name)
+
+
+def config_file(text: str) -> str | None:
+    """Return the file or folder of a model's own config: a path, or a hub id's config.json; None for a shipped model."""
     text = without_hub_url(text.strip())
     if is_path(text):
-        return load_config(os.path.expanduser(text))
+        return os.path.expanduser(text)
     own = hub_config(with_organization(text))
-    return load_config(own) if own is not None else config_of(find(text).name)
+    return None if own is None else str(own)
 
 
 def names() -> tuple[str, ...]:

@@ -10,7 +10,8 @@ import msgspec
 
 from meshwright.toml_tables import TomlTables
 
-from .catalogue import catalogue_name, config_named
+from .catalogue import config_file, config_of, find, names, without_hub_url
+from .reader import load_config
 
 
 class Numerics(msgspec.Struct, frozen=True):
@@ -40,21 +41,48 @@ SAME = ("scoring_func", "norm_topk_prob", "routed_scaling_factor", "n_group", "t
 
 
 def numerics_of(text: str) -> Numerics:
-    """Return the published values of a catalogue model, or those of a config.json at a path."""
-    name = catalogue_name(text)
-    return from_config(config_named(text) if name is None else _published(name))
+    """Return the published values of a catalogue model, or those of the config.json of a path or hub id."""
+    own = config_file(text)
+    return _shipped(find(without_hub_url(text.strip())).name) if own is None else from_config(load_config(own))
+
+
+def published_config(text: str) -> dict[str, Any]:
+    """Return the Hugging Face config of a model with the published values: what a model is built from.
+
+    A catalogue model has the shape of the catalogue and the values of the table here; a path or another hub id has its
+    own config.json.
+    """
+    own = config_file(text)
+    return _shipped_config(find(without_hub_url(text.strip())).name) if own is None else load_config(own)
 
 
 @cache
 def expert_groups(name: str) -> tuple[int, int]:
     """Return into how many groups a catalogue model's router divides its experts, and from how many a token chooses."""
-    found = from_config(_published(name))
+    found = _shipped(name) if name in names() else Numerics()
     return found.n_group or 1, found.topk_group or 1
+
+
+@cache
+def _shipped(name: str) -> Numerics:
+    return from_config(_shipped_config(name))
+
+
+def _shipped_config(name: str) -> dict[str, Any]:
+    """Return the config of a catalogue model, with the published values in the language model's part."""
+    config, published = config_of(name), _published(name)
+    part = next((key for key in LANGUAGE_PARTS if isinstance(config.get(key), dict)), None)
+    return {**config, **published} if part is None else {**config, part: {**config[part], **published}}
+
+
+LANGUAGE_PARTS = ("text_config", "llm_config")
+"""Keys of the language model's config in that of a vision-language model."""
 
 
 def from_config(config: dict[str, Any]) -> Numerics:
     """Return the values in a Hugging Face config, in its older keys or in `rope_parameters`."""
-    config = {**config, **(config.get("text_config") or {})}
+    for part in LANGUAGE_PARTS:
+        config = {**config, **(config.get(part) or {})}
     rope = config.get("rope_parameters") or {}
     rope = {} if any(isinstance(value, dict) for value in rope.values()) else rope  # one table per kind of layer
     scaling = config.get("rope_scaling") or ({**rope} if rope.get("rope_type", "default") != "default" else None)
@@ -76,8 +104,9 @@ def _tables() -> TomlTables:
 
 
 def _published(name: str) -> dict[str, Any]:
+    """Return the table's values of a catalogue model, by key of a Hugging Face config."""
     family = _tables()["models"].get(name)
-    return _family(family) if family else {}
+    return {key: value for key, value in _family(family).items() if key != "source"} if family else {}
 
 
 def _family(name: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from meshwright.engine.model.layer_lists import (
 )
 from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, aliases_of, config_named, spec_from_config
+from meshwright.models import ModelSpec, aliases_of, spec_from_config
+from meshwright.models.numerics import published_config
 from meshwright.recipes.types import Recipe
 
 
@@ -60,7 +61,7 @@ def _with_rope_base(text: Mapping[str, Any], base: float) -> dict[str, Any]:
 
 def _supported_config(recipe: Recipe) -> Mapping[str, Any]:
     """Return the published config, or the language model's part of it if transformers has no class for the model."""
-    published = _published(recipe.model)
+    published = published_config(recipe.model)
     language = published.get("llm_config")
     if not isinstance(language, Mapping):
         return published
@@ -95,7 +96,7 @@ def _with_language(values: Mapping[str, Any], text: Mapping[str, Any]) -> dict[s
 
 def spec_of(recipe: Recipe, config: Any) -> ModelSpec:
     """Return the ModelSpec of a transformers config, for the rules and the estimate."""
-    published = _published(recipe.model)
+    published = published_config(recipe.model)
     values = config.to_dict()
     keys = _published_keys(published, config)
     if not _has_vision(values):
@@ -116,11 +117,6 @@ def _published_keys(published: Mapping[str, Any], config: Any) -> set[str]:
 
 
 LISTS = ("layer_types", "layers_block_type")
-
-
-def _published(model: str) -> Mapping[str, Any]:
-    """Return the config.json of a catalog name or alias, or at a path."""
-    return config_named(model)
 
 
 def _values(config: Any) -> dict[str, Any]:

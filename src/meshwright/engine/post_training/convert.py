@@ -158,9 +158,10 @@ def _from_megatron(path: Path, folder: Path, options: ConvertOptions, which: str
     from meshwright.engine.megatron_io.to_hf import MegatronModel, open_megatron
     from meshwright.engine.model.build import transformers_config
     from meshwright.engine.parallelize.fsdp import DTYPES
-    from meshwright.models import config_named, is_path
+    from meshwright.models import is_path
+    from meshwright.models.numerics import published_config
 
-    source = MegatronModel(open_megatron(path, which), None if model is None else config_named(model))
+    source = MegatronModel(open_megatron(path, which), None if model is None else published_config(model))
     config = transformers_config(source.config)
     stored = source.read("model.norm.weight").dtype
     stage(f"convert: writing the tensors of {path}")
