@@ -40,7 +40,9 @@ from meshwright.engine.stop_request import StopSignal, stops_at_once
 from meshwright.engine.validate import data_ranks, run_findings, show_findings, unnamed_data, validate
 from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.errors import InputError
+from meshwright.notes import note
 from meshwright.recipes.case import Case
+from meshwright.recipes.model_changes import unknown_numerics
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, RefusedError
 
@@ -101,6 +103,8 @@ def _train(
     random_tiny = run.tiny and not is_named(recipe, pinned or {})
     weights = None if run.random_weights or random_tiny else weights_folder(recipe, notes=True)
     config = family.config_for(recipe) if weights is None else config_in(weights, recipe, family.config_for)
+    if not run.tiny and not run.random_weights and (text := unknown_numerics(recipe, family.spec_of(recipe, config))):
+        note(text)
     world = run.nproc or (process.world if process else 1)
     if run.tiny:
         from meshwright.engine.tiny import tiny_recipe, with_data_vocab
@@ -114,6 +118,8 @@ def _train(
             compared.add("train.global_batch_size")  # the ranks decide the batch of a tiny run
             check_before_start(recipe, Path(run.out).expanduser(), compared, run.accept_changes)
         recipe, config = with_data_vocab(recipe, config, published) if weights is None else (recipe, config)
+    if weights is None and run.checkpoints and (started := run.out or recipe.checkpoint.folder):
+        config = _as_started(config, recipe, Path(started).expanduser())
     recipe = with_isolated_documents(recipe, config, pinned or {})
     if run.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, run)
@@ -159,6 +165,21 @@ def _train(
     outcome = next((result for result in results if result is not None), None)
     kept = None if folder == scratch else folder
     return TrainResult(recipe, case, costs.estimate(case), outcome, kept, findings)
+
+
+def _as_started(config: Any, recipe: Recipe, folder: Path) -> Any:
+    """Return the config with the numbers of the run's own checkpoints, if it resumes: those of the table may be newer."""
+    from meshwright.engine.checkpoint.contract import saved_config
+    from meshwright.engine.model.config import with_saved_numbers
+
+    saved = saved_config(recipe, folder)
+    if not saved or not hasattr(config, "get_text_config"):
+        return config
+    config, differing = with_saved_numbers(config, saved)
+    if differing:
+        listed = ", ".join(f"{name} {old}, published {new}" for name, (old, new) in differing.items())
+        note(f"{folder}: the run goes on with the model that it was started with: {listed}")
+    return config
 
 
 def with_tiny_weights(spec: RankSpec) -> RankSpec:

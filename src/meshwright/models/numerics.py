@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from meshwright.toml_tables import TomlTables
 
 from .catalogue import config_file, config_of, find, names, without_hub_url
 from .reader import load_config
+from .spec import Mamba2, ModelSpec
 
 
 class Numerics(msgspec.Struct, frozen=True):
@@ -38,6 +40,12 @@ class Numerics(msgspec.Struct, frozen=True):
 
 EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon")
 SAME = ("scoring_func", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group")
+NUMBER_KEYS = (
+    *("rope_parameters", "rope_theta", "partial_rotary_factor", "query_pre_attn_scalar", "topk_method"),
+    *EPSILONS,
+    *SAME,
+)
+"""Keys of a Hugging Face config, as transformers writes it, that change what a model computes but no shape."""
 
 
 def numerics_of(text: str) -> Numerics:
@@ -79,12 +87,17 @@ LANGUAGE_PARTS = ("text_config", "llm_config")
 """Keys of the language model's config in that of a vision-language model."""
 
 
+GLOBAL_LAYERS = "full_attention"
+"""Layers whose RoPE is the model's, where those with a window have another."""
+
+
 def from_config(config: dict[str, Any]) -> Numerics:
     """Return the values in a Hugging Face config, in its older keys or in `rope_parameters`."""
     for part in LANGUAGE_PARTS:
         config = {**config, **(config.get(part) or {})}
     rope = config.get("rope_parameters") or {}
-    rope = {} if any(isinstance(value, dict) for value in rope.values()) else rope  # one table per kind of layer
+    if any(isinstance(value, dict) for value in rope.values()):  # one table per kind of layer
+        rope = rope.get(GLOBAL_LAYERS) or {}
     scaling = config.get("rope_scaling") or ({**rope} if rope.get("rope_type", "default") != "default" else None)
     theta = config.get("rope_theta", rope.get("rope_theta"))
     part = config.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
@@ -98,15 +111,46 @@ def from_config(config: dict[str, Any]) -> Numerics:
     )
 
 
+def has_rope(model: ModelSpec) -> bool:
+    """Return whether a model rotates its queries and keys."""
+    return not model.learned_positions and not model.mixers(Mamba2) and model.kind != "diffusion"
+
+
+UNKNOWN = {
+    "rope_theta": "the RoPE base",
+    "norm_eps": "the norm epsilon",
+    "scoring_func": "the router's scores",
+}
+"""Values without which a model may compute something else than the published one, in words."""
+
+
+def unknown_values(found: Numerics, model: ModelSpec) -> tuple[str, ...]:
+    """Return which values of UNKNOWN a model has and nobody stated."""
+    missing = {
+        "rope_theta": has_rope(model) and found.rope_theta is None,
+        "norm_eps": found.norm_eps is None and not model.learned_positions and model.kind != "diffusion",
+        "scoring_func": _router_is_open(model) and found.scoring_func is None and found.norm_topk_prob is None,
+    }
+    return tuple(name for name, is_missing in missing.items() if is_missing)
+
+
+ONE_ROUTER = ("mixtral", "gpt_oss", "llama4", "gemma4")
+"""Model types whose router has no settings."""
+
+
+def _router_is_open(model: ModelSpec) -> bool:
+    return model.moe is not None and not model.model_type.startswith(ONE_ROUTER)
+
+
 @cache
 def _tables() -> TomlTables:
     return TomlTables(Path(__file__).with_name("numerics.toml"))
 
 
 def _published(name: str) -> dict[str, Any]:
-    """Return the table's values of a catalogue model, by key of a Hugging Face config."""
+    """Return a copy of the table's values of a catalogue model, by key of a Hugging Face config."""
     family = _tables()["models"].get(name)
-    return {key: value for key, value in _family(family).items() if key != "source"} if family else {}
+    return deepcopy({key: value for key, value in _family(family).items() if key != "source"}) if family else {}
 
 
 def _family(name: str) -> dict[str, Any]:

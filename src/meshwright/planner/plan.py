@@ -7,12 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from meshwright.choices import ENGINES
 from meshwright.clusters import Assumption, Cluster, Gpu
 from meshwright.costs import Estimate, Fit
 from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec, same_model
 from meshwright.planner.budget import Budget
 from meshwright.recipes.case import Case
+from meshwright.recipes.model_changes import unknown_numerics
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe, recipe_fields
 from meshwright.rules import Finding, can_be_built
 
@@ -170,7 +172,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing about the calibration, the sequence length and the model's weights."""
+        """What is worth knowing about the calibration, the sequence length, and the model's numbers and weights."""
         question, length, longest = self.question, self.recipe.data.seq_length, self.question.model.max_seq_length
         notes = calibration_notes(question.calibration, question.cluster.gpu, question.engine)
         if longest and length > longest:
@@ -184,6 +186,8 @@ class Plan(Readable, msgspec.Struct, frozen=True):
                 f"samples of {length:,} tokens, as in the recipe {self.base.name}; {question.model.name} has "
                 f"{longest:,} positions: --seq {longest} trains on all of them",
             )
+        if question.engine == ENGINES[0] and (unknown := unknown_numerics(self.recipe, question.model)):
+            notes += (unknown,)
         found = question.model.quantization
         if found is None or found.reason:
             return notes

@@ -9,9 +9,10 @@ import msgspec
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import ModelSpec, find
-from meshwright.models.numerics import Numerics, numerics_of
+from meshwright.models.catalogue import config_file
+from meshwright.models.numerics import UNKNOWN, Numerics, numerics_of, unknown_values
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import Recipe, field_value
+from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe, field_value
 
 NUMBERS = ("rope_theta", "norm_eps")
 """Fields of the architecture that change what the model computes, not its shape."""
@@ -49,6 +50,27 @@ def numerics_for(recipe: Recipe) -> Numerics:
     if recipe.train.init_std:
         own["init_std"] = recipe.train.init_std
     return msgspec.structs.replace(published_numerics(recipe.model), **own)
+
+
+def starts_from_random_weights(recipe: Recipe) -> bool:
+    """Return whether our engine trains a recipe of a catalogue model from random weights."""
+    weights = recipe.checkpoint.pretrained
+    return weights == RANDOM_WEIGHTS or (recipe.goal == "pretrain" and not weights)
+
+
+def unknown_numerics(recipe: Recipe, model: ModelSpec) -> str:
+    """Return which published numbers of a catalogue model are unknown, for a training from random weights; else empty.
+
+    Our engine builds such a model with the defaults of transformers' class, as those of a config.json without them.
+    """
+    missing = () if config_file(recipe.model) is not None else unknown_values(numerics_for(recipe), model)
+    if not missing or not starts_from_random_weights(recipe):
+        return ""
+    fields = " and ".join(f"architecture.{name}=VALUE" for name in missing if name in NUMBERS)
+    fixes = " or ".join(filter(None, (fields, f"--model FOLDER with the config.json of {model.name}")))
+    what = " and ".join(UNKNOWN[name] for name in missing)
+    unknown = f"{what} of {model.name} {'is' if len(missing) == 1 else 'are'} not in the catalogue"
+    return f"{unknown}: from random weights, transformers' defaults apply ({fixes} sets others)"
 
 
 def shape_overrides(recipe: Recipe) -> tuple[str, ...]:

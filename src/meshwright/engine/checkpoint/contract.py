@@ -161,19 +161,37 @@ def _restored(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", and ".join(filter(None, [typed, *named, *others]))
 
 
+CONFIG = "config."  # start of the contract's keys of the model's config
+
+
+def saved_config(recipe: Recipe, run: Path) -> dict[str, Any]:
+    """Return the model's config in the newest checkpoint of a run folder; empty if the recipe changes the model."""
+    saved = _newest_contract(run)
+    own = {key for key in recipe_fields() if key.startswith("architecture.")} | {"model", "train.init_std"}
+    now = contract_of(recipe, {})
+    if not saved or not recipe.checkpoint.resume or any(saved.get(key) != now.get(key) for key in own):
+        return {}
+    return {key.removeprefix(CONFIG): value for key, value in saved.items() if key.startswith(CONFIG)}
+
+
+def _newest_contract(run: Path) -> dict[str, Any]:
+    folder = Folder(run)
+    steps = folder.steps()
+    saved: dict[str, Any] = {}
+    with suppress(OSError, msgspec.MsgspecError):  # a damaged checkpoint is reported at the resume
+        saved = msgspec.json.decode((folder.step_path(steps[-1]) / STATE).read_bytes())["contract"] if steps else {}
+    return saved
+
+
 def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None, accepted: bool = False) -> None:
     """Raise InputError if a recipe differs from the newest checkpoint of a run folder; takes no time and no torch.
 
     Only fields that are final before the model is built and the data is opened are compared: the rest follows at the
     resume. `kept` are the fields that --tiny keeps; None: all.
     """
-    folder = Folder(run)
-    steps = folder.steps()
-    if not steps or not recipe.checkpoint.resume:
+    saved = _newest_contract(run)
+    if not saved or not recipe.checkpoint.resume:
         return
-    saved: dict[str, Any] = {}
-    with suppress(OSError, msgspec.MsgspecError):  # a damaged checkpoint is reported at the resume
-        saved = msgspec.json.decode((folder.step_path(steps[-1]) / STATE).read_bytes())["contract"]
     now = contract_of(recipe, {})
     moved = {key for key in MODEL_FIELDS if _are_paths(str(saved.get(key)), str(now[key]))}
     counted = ("train.epochs", "train.steps", "schedule.warmup_steps") if recipe.train.epochs else ()

@@ -19,7 +19,7 @@ from meshwright.engine.model.layer_lists import (
 from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, aliases_of, spec_from_config
-from meshwright.models.numerics import published_config
+from meshwright.models.numerics import NUMBER_KEYS, published_config
 from meshwright.recipes.types import Recipe
 
 
@@ -92,6 +92,33 @@ def _with_language(values: Mapping[str, Any], text: Mapping[str, Any]) -> dict[s
     if "out_hidden_size" in vision:
         vision["out_hidden_size"] = text["hidden_size"]
     return {**values, "text_config": dict(text), "vision_config": vision}
+
+
+def with_saved_numbers(config: Any, saved: Mapping[str, Any]) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """Return the config with the numbers of a saved config of the same model, and those that differ: both values.
+
+    A run goes on with what it computed so far, even if a later version builds the model with other numbers.
+    """
+    values = _values(config)
+    text, before = language_values(values), language_values({**saved})
+    differing = {
+        name: (before[name], text[name])
+        for name in NUMBER_KEYS
+        if name in before and name in text and not _same_number(before[name], text[name])
+    }
+    if not differing:
+        return config, {}
+    text |= {name: old for name, (old, _) in differing.items()}
+    return transformers_config(_with_language(values, text)), differing
+
+
+def _same_number(one: Any, other: Any) -> bool:
+    """Return whether two values of a config are equal; a RoPE table also has keys that transformers derives."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return bool(one == other)
+    return all(_same_number(one[key], other[key]) for key in one.keys() & other.keys()) and bool(
+        one.get("rope_type") == other.get("rope_type")
+    )
 
 
 def spec_of(recipe: Recipe, config: Any) -> ModelSpec:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.models import MLA, Mamba2, ModelSpec
-from meshwright.models.numerics import Numerics
+from meshwright.models import MLA, ModelSpec
+from meshwright.models.numerics import UNKNOWN, Numerics, has_rope, unknown_values
 from meshwright.recipes.model_changes import numerics_for
 from meshwright.recipes.types import Recipe
 
@@ -39,7 +39,7 @@ def numeric_flags(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
 
 
 def _positions(found: Numerics, model: ModelSpec) -> dict[str, Any]:
-    if not _has_rope(model) or found.rope_theta is None:
+    if not has_rope(model) or found.rope_theta is None:
         return {}
     flags: dict[str, Any] = {"rotary_base": _base(found.rope_theta)}
     if found.partial_rotary_factor != 1.0:
@@ -97,20 +97,17 @@ def _padding(model: ModelSpec, tp: int) -> dict[str, Any]:
     return {} if size == PADDING else {"make_vocab_size_divisible_by": size}
 
 
-def _has_rope(model: ModelSpec) -> bool:
-    return not model.learned_positions and not model.mixers(Mamba2)
+UNKNOWN_FLAGS = {
+    "rope_theta": "--rotary-base", "norm_eps": "--norm-epsilon", "scoring_func": "--moe-router-score-function",
+}  # fmt: skip
+SCALINGS = ("", "llama3", "yarn")
+"""Types of RoPE scaling that have flags, or a note of their own."""
 
 
 def numeric_notes(recipe: Recipe, model: ModelSpec, with_padding: bool = True) -> Iterator[str]:
     """Yield what the file lacks and has to be added, and what Megatron-LM has no flag for."""
     found = numerics_for(recipe)
-    missing = []
-    if _has_rope(model) and found.rope_theta is None:
-        missing.append("the RoPE base (--rotary-base)")
-    if found.norm_eps is None and not model.learned_positions:
-        missing.append("the norm epsilon (--norm-epsilon)")
-    if model.moe is not None and found.scoring_func is None and found.norm_topk_prob is None:
-        missing.append("the router's score function (--moe-router-score-function)")
+    missing = [f"{UNKNOWN[name]} ({UNKNOWN_FLAGS[name]})" for name in unknown_values(found, model)]
     if missing:
         what = " and ".join(missing)
         yield f"add {what} of {model.name}: not in the catalogue, so Megatron-LM's defaults apply"
@@ -118,6 +115,9 @@ def numeric_notes(recipe: Recipe, model: ModelSpec, with_padding: bool = True) -
     if found.scaling_type == "yarn" and not model.mixers(MLA):
         factor = f"{scaling.get('factor', 1):g}"
         yield f"the published RoPE is scaled by YaRN (factor {factor}); Megatron-LM has no flag for it: set it in code"
+    if found.scaling_type not in SCALINGS:
+        scaled = f"{found.scaling_type} scaling" + (f" (factor {scaling['factor']:g})" if "factor" in scaling else "")
+        yield f"the published RoPE has {scaled}; Megatron-LM has no flag for it: set it in code"
     betas = (scaling.get("beta_fast", YARN_BETAS[0]), scaling.get("beta_slow", YARN_BETAS[1]))
     if found.scaling_type == "yarn" and model.mixers(MLA) and betas != YARN_BETAS:
         yield f"YaRN's beta_fast {betas[0]:g} and beta_slow {betas[1]:g} have no flags: Megatron-LM uses {YARN_BETAS}"
