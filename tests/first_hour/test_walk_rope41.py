@@ -1,4 +1,4 @@
-"""The same model on every engine: published RoPE, norms and routers from scratch, and what a torchtitan flavor changes."""
+"""The same model on every engine: published RoPE, norms and routers from scratch, and what torchtitan changes."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _train(
 
 
 def _as_started(config: Any, recipe: Recipe, folder: Path) -> Any:
-    """Return the config with the numbers of the run's own checkpoints, if it resumes: those of the table may be newer."""
+    """Return the config with the numbers of the run's own checkpoints, if it resumes; the table may be newer."""
     from meshwright.engine.checkpoint.contract import saved_config
     from meshwright.engine.model.config import with_saved_numbers
 

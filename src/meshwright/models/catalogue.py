@@ -298,7 +298,7 @@ def config_named(text: str) -> dict[str, Any]:
 
 
 def config_file(text: str) -> str | None:
-    """Return the file or folder of a model's own config: a path, or a hub id's config.json; None for a shipped model."""
+    """Return the path of a model's own config: a file, a folder, or that of a hub id; None for a shipped model."""
     text = without_hub_url(text.strip())
     if is_path(text):
         return os.path.expanduser(text)

@@ -116,11 +116,7 @@ def has_rope(model: ModelSpec) -> bool:
     return not model.learned_positions and not model.mixers(Mamba2) and model.kind != "diffusion"
 
 
-UNKNOWN = {
-    "rope_theta": "the RoPE base",
-    "norm_eps": "the norm epsilon",
-    "scoring_func": "the router's scores",
-}
+UNKNOWN = {"rope_theta": "the RoPE base", "norm_eps": "the norm epsilon", "scoring_func": "the router's scores"}
 """Values without which a model may compute something else than the published one, in words."""
 
 
