@@ -1,4 +1,4 @@
-"""Parse values that users type: choices, sequence lengths, token budgets, prices."""
+"""Parse values that users type: choices, sequence lengths, token budgets, times, prices."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _TOKENS = (
     r"([0-9][0-9,_]*(?:\.[0-9]*)?(?:e[+]?[0-9]+)?|\.[0-9]+)\s*"
     r"(k|m|b|g|t|thousand|million|billion|bn|trillion|tn)?(?:\s*tok(?:en)?s?)?"
 )
+_DAYS = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(h|d|w|hrs?|hours?|days?|wks?|weeks?|months?)"
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SCALES = {"": 1.0, "k": 1e3, "th": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
@@ -41,6 +42,12 @@ def token_budget(tokens: float | str | None) -> float | None:
         fix = ("--tokens 15T", "--tokens 300B", "--tokens 1e12")
         raise InputError("must be a number such as 15e12, 300B or 15T", field="tokens", value=tokens, fix=fix)
     return count
+
+
+def days_of(text: str) -> float | None:
+    """Return the days of 45d, 6weeks, 6 w, 36h or 2 months (of 30 days); None for another text."""
+    found = re.fullmatch(_DAYS, text.strip().lower())
+    return float(found[1]) * {"h": 1 / 24, "d": 1.0, "w": 7.0, "m": 30.0}[found[2][0]] if found else None
 
 
 def _scale(unit: str | None) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path, PurePosixPath
 
@@ -75,3 +76,77 @@ def test_the_whole_checkout_is_advised_and_then_nothing_is_missing() -> None:
     assert f"add --mount {mount}\n" in printed
     _, printed = call(*words, "--mount", mount, "--write", "two")
     assert "the container needs" not in printed
+
+
+def rows(count: int) -> str:
+    messages = [{"role": "user", "content": "where is my order? " * 8}, {"role": "assistant", "content": "soon " * 40}]
+    return f"{json.dumps({'messages': messages})}\n" * count
+
+
+def test_a_price_without_epochs_states_the_share_of_the_data_and_epochs() -> None:
+    Path("chats.jsonl").write_text(rows(3000))
+    words = ("recommend", "qwen3-8b", "--gpus", "rtx4090", "--goal", "qlora", "--dataset", "chats.jsonl")
+    words = (*words, "--price", "2", "train.global_batch_size=8")
+    _, printed = call(*words)
+    share = r"100 steps are ([\d.]+ epochs|\d+%) of chats.jsonl"
+    found = re.search(rf"{share} \(.*\): --epochs 1 \(.*\) is (\d+) steps of 8", printed)
+    assert found is not None, printed
+    _, whole = call(*words, "--epochs", "1")
+    assert f"in {found[2]} steps" in whole
+    assert "--epochs 1 (" not in whole
+
+
+@pytest.mark.parametrize("verb", ["plan", "estimate", "size"])
+def test_verbs_that_plan_take_epochs(verb: str) -> None:
+    Path("chats.jsonl").write_text(rows(300))
+    target = "qwen3_8b_peft_config" if verb == "estimate" else "qwen3-8b"
+    goal = () if verb == "estimate" else ("--goal", "lora")
+    code, printed = call(verb, target, *goal, "--gpus", "1xH100", "--epochs", "2", "data.dataset=chats.jsonl")
+    assert (code, "2 epochs of chats.jsonl" in printed) == (0, True), printed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more", "is_long"),
+    [
+        ("100B", ("checkpoint.pretrained=meta-llama/Meta-Llama-3.1-70B",), True),
+        ("100B", (), True),
+        ("200B", (), False),
+        ("100B", ("schedule.warmup_steps=300",), False),
+    ],
+)
+def test_a_warmup_that_is_a_third_of_a_long_run_is_found(tokens: str, more: tuple[str, ...], is_long: bool) -> None:
+    words = ("recommend", "llama3.1-70b", "--goal", "pretrain", "--seq", "32k", "--gpus", "16x8xH100")
+    _, printed = call(*words, "--tokens", tokens, *more)
+    assert ("learning_rate.warmup-too-long" in printed) == is_long, printed
+
+
+def test_a_pretraining_on_mock_data_says_so_next_to_its_command() -> None:
+    words = ("recommend", "llama3-8b", "--gpus", "16x8xH100", "--goal", "pretrain", "--tokens", "2T")
+    note = "data: mock is random tokens"
+    assert note in call(*words)[1]
+    Path("books.txt").write_text("once upon a time\n" * 100)
+    assert note not in call(*words, "--dataset", "books.txt")[1]
+    assert note not in call(*words, "checkpoint.pretrained=/weights/base")[1]  # the command has DATA to replace
+
+
+@pytest.mark.parametrize(
+    ("typed", "days"),
+    [("6weeks", "42"), ("6w", "42"), ("6 weeks", "42"), ("45d", "45"), ("1month", "30"), ("48h", "2")],
+)
+def test_days_may_have_a_unit(typed: str, days: str) -> None:
+    words = ("recommend", "llama3-8b", "--gpus", "16x8xH100", "--goal", "pretrain", "--json", "--days")
+    assert json.loads(call(*words, typed)[1])["budget"] == json.loads(call(*words, days)[1])["budget"]
+
+
+def test_days_with_an_unknown_unit_are_refused_with_what_is_understood() -> None:
+    code, printed = call("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--days", "5m")
+    assert (code, "days=5m: must be a number of days, or a time such as 45d, 6weeks or 36h" in printed) == (2, True)
+
+
+def test_goodput_has_the_condition_that_size_has() -> None:
+    _, printed = call("recommend", "llama3-8b", "--gpus", "16x8xH100", "--goal", "pretrain", "--tokens", "2T")
+    assert re.search(
+        r"goodput 99\.9% if a failed node is replaced at once, 96\.\d% if it is missed for 24 hours", printed
+    )
+    _, one_node = call("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--tokens", "20B")
+    assert re.search(r"goodput 99\.9%: ", one_node)

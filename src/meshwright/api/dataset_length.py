@@ -62,6 +62,24 @@ def epochs_of(recipe: Recipe, engine: Engine = OUR_ENGINE) -> Epochs | None:
     return Epochs(max(round(counted.samples * epochs), 1), source, counted.packed_tokens, longest)
 
 
+def share_of_data(recipe: Recipe, engine: Engine = OUR_ENGINE) -> str:
+    """Return how often the steps of a run pass over a local dataset, and the option for whole passes; empty if unknown.
+
+    The steps of a recipe are those of its own data.
+    """
+    train = recipe.train
+    counted = None if train.epochs or not looks_like_path(recipe.data.dataset) else _count(recipe, engine)
+    if counted is None:
+        return ""
+    passes = train.steps * train.global_batch_size / counted.samples
+    share = f"{passes:.3g} epochs" if passes > 1 else f"{passes:.0%}"
+    each = plural(ceil(counted.samples / train.global_batch_size), "step")
+    return (
+        f"{plural(train.steps, 'step')} are {share} of {recipe.data.dataset} ({counted.text}): --epochs 1 "
+        f"(train.epochs=1) is {each} of {plural(train.global_batch_size, 'sample')}"
+    )
+
+
 def epochs_beside(folder: Path | None) -> Callable[[Recipe], Epochs | None]:
     """Return epochs_of for the recipe of a file in `folder`: its program starts there, and so do relative paths."""
 

@@ -18,6 +18,7 @@ import msgspec
 from meshwright import choices
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.notes import note
+from meshwright.parsing import days_of
 from meshwright.recipes.format_override import format_override
 
 Surface = Literal["cli", "http", "mcp"]
@@ -82,6 +83,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     objects: bool = False  # Python callers may give a list of objects
     any_text: bool = False  # line breaks and control characters allowed
     file_name: bool = False  # a plain file name
+    in_days: bool = False  # a text with a unit of time, such as 6weeks, is understood too
     listed: bool = False  # several values, separated by commas
     override: str = ""  # key of the recipe field that it sets, as KEY=VALUE does
     surfaces: tuple[Surface, ...] = ALL
@@ -307,6 +309,8 @@ def _converted(field: Field, value: Any, surface: Surface, strings: bool) -> Any
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
             raise InputError("must be a list of strings", field=field.name, value=value, fix=field.fix(surface))
         return tuple(value)
+    if isinstance(value, str):
+        value = _in_days(field, value)
     if strings and isinstance(value, str):
         value = _from_string(field, value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -318,7 +322,8 @@ def _converted(field: Field, value: Any, surface: Surface, strings: bool) -> Any
     }
     if not any(fits[one] for one in field.types):
         kinds = " or ".join(_TYPE_NAMES[one] for one in field.types)
-        raise InputError(f"must be {kinds}", field=field.name, value=value, fix=field.fix(surface))
+        days = " of days, or a time such as 45d, 6weeks or 36h" if field.input.in_days else ""
+        raise InputError(f"must be {kinds}{days}", field=field.name, value=value, fix=field.fix(surface))
     return value
 
 
@@ -331,6 +336,12 @@ def _from_string(field: Field, value: str) -> Any:
         return int(value) if float not in field.types else float(value)
     except ValueError:
         return value
+
+
+def _in_days(field: Field, value: str) -> Any:
+    """Return the days of a text with a unit of time, for a field in days; other texts as they are."""
+    found = days_of(value) if field.input.in_days else None
+    return value if found is None else found
 
 
 COLLECTIONS = (list, tuple, set, frozenset, dict, bytes)
@@ -355,7 +366,11 @@ def validated(request: R, surface: Surface = "cli") -> R:
         request = msgspec.structs.replace(request, overrides=written)
     single = [field.name for field in fields_of(type(request)) if field.repeated]
     single = [name for name in single if isinstance(getattr(request, name), str)]  # one entry, not one per character
-    request = msgspec.structs.replace(request, **{name: (getattr(request, name),) for name in single})
+    converted: dict[str, Any] = {name: (getattr(request, name),) for name in single}
+    for field in fields_of(type(request)):
+        if field.input.in_days and isinstance(given := getattr(request, field.name), str):
+            converted[field.name] = _in_days(field, given)
+    request = msgspec.structs.replace(request, **converted)
     changes: dict[str, Any] = {}
     for field in fields_of(type(request)):
         value = getattr(request, field.name)

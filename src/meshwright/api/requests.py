@@ -236,9 +236,12 @@ Price = Annotated[
         examples=(2.5, "2.10EUR"),
     ),
 ]
-DAYS = Input(help="", metavar="DAYS", minimum=0.01, maximum=1e5, examples=(30.0,))
+DAYS = Input(help="", metavar="DAYS", minimum=0.01, maximum=1e5, examples=(30.0,), in_days=True)
 Days = Annotated[
-    float, msgspec.structs.replace(DAYS, help="Time to train: how many tokens it takes, with their cost at a price.")
+    float,
+    msgspec.structs.replace(
+        DAYS, help="Days to train, or 6weeks: how many tokens they take, with the cost at a price."
+    ),
 ]
 Deadline = Annotated[
     float,

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, sample_width
+from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, sample_width, share_of_data
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
 from meshwright.display import plural
@@ -179,7 +179,8 @@ def _of_data(baseline: Baseline, any_batch: bool) -> Iterator[tuple[str, tuple[i
     steps = ceil(epochs.samples / size) if epochs is not None else 0
     warmup = recipe.schedule.warmup_steps
     if steps and bool(is_long_warmup(warmup, steps)):
-        yield WARMUP, (short_warmup(steps), f"{warmup} warm-up steps are more than half of {plural(steps, 'step')}")
+        part = "half" if 2 * warmup > steps else "a quarter"
+        yield WARMUP, (short_warmup(steps), f"{warmup} warm-up steps are more than {part} of {plural(steps, 'step')}")
     steps = steps or recipe.train.steps
     if VALIDATION_PART in baseline.reasons and recipe.data.validation_part and not recipe.train.eval_every and steps:
         yield (
@@ -252,4 +253,7 @@ def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType 
         return None
     price = price_for(request, plan.question)
     width = sample_width(plan.recipe, plan.case.engine)
-    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs, width, request.days)
+    tokens = token_budget(request.tokens)
+    found = planner.budget(plan.case, plan.estimate, tokens, price, epochs, width, request.days)
+    share = share_of_data(plan.recipe, plan.case.engine) if found is not None and not asked else ""
+    return msgspec.structs.replace(found, notes=(share, *found.notes)) if found is not None and share else found

@@ -68,8 +68,19 @@ def _goodput(budget: Answer) -> str:
     saved = _saved(good, steps)
     if budget["days"] * 24 < SHORT_HOURS and saved.startswith(AT_END):
         return f"{duration(budget['days'] * (1 - good['share']))} of it for the checkpoint at the end"
-    share = f"goodput {good['share']:.1%}: {two_digits(good['failures_per_day'])} failures per day and a checkpoint"
-    return f"{share} {saved} are included; {failures_from(good)}"
+    failures = f"{two_digits(good['failures_per_day'])} failures per day and a checkpoint {saved} are included"
+    return f"goodput {good['share']:.1%}{_spare_condition(good)}: {failures}; {failures_from(good)}"
+
+
+REPLACED = "if a failed node is replaced at once"
+
+
+def _spare_condition(good: Answer) -> str:
+    """Return what the goodput of several nodes assumes about a failed one, and what it is without a spare node."""
+    without = good["share_without_spares"]
+    if without is None:
+        return ""
+    return f" {REPLACED}, {without:.1%} if it is missed for {good['repair_hours']:g} hours (no spare node)"
 
 
 def failures_from(good: Answer) -> str:
@@ -304,7 +315,7 @@ def _reliability_lines(needs: Answer, size: Answer, node: int) -> list[str]:
     lines = [
         f"{_gpus(needs['gpus'])}: {often}, {restart}",
         f"goodput: {failures_from(good)}",
-        f"a checkpoint {best} is best: goodput {needs['share']:.1%} if a failed node is replaced at once",
+        f"a checkpoint {best} is best: goodput {needs['share']:.1%} {REPLACED}",
         *_recipe_saves(needs, good, steps),
     ]
     if needs["gpus"] <= node:  # one node: a spare one or a second replica would double the cost

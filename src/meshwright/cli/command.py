@@ -22,7 +22,7 @@ from meshwright.parsing import sequence_length
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 epochs = click.option("--epochs", metavar="N", help="Passes over the dataset: train.epochs=N.")
 OUT = "out"
-TAKE_EPOCHS = ("recommend", "train")
+TAKE_EPOCHS = ("recommend", "plan", "estimate", "size", "train")
 offline = click.option("--offline", is_flag=True, help="Download nothing from the Hugging Face hub.")
 
 

@@ -56,7 +56,8 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"] if o["title"] not in listed])
     commands = [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()]
     refused = [f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items()]
-    titled(out, "Run", [*_repair_note(answer), *commands, *_weights_lines(answer, found), *refused])
+    inputs = [*_weights_lines(answer, found), *_data_lines(answer, found)]
+    titled(out, "Run", [*_repair_note(answer), *commands, *inputs, *refused])
     titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
     if "reasons" not in answer:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
@@ -88,6 +89,16 @@ def _weights_lines(answer: Answer, found: Any) -> list[str]:
             start += "; another hub id of this shape, typed as the model, means its weights"
     own = "checkpoint.pretrained=FOLDER for a Hugging Face folder"
     return [f"[dim]weights: {start}; {own} of yours[/]" if start else f"[dim]weights: add {own}[/]"]
+
+
+def _data_lines(answer: Answer, found: Any) -> list[str]:
+    """Return that the commands train on random tokens, which is of use for a speed test only."""
+    data = found.recipe.data
+    if not answer["commands"] or found.recipe.benchmark or data.blend or data.dataset != "mock":
+        return []
+    if any("DATA" in shlex.split(text) for text in answer["commands"].values()):  # the user has to replace it
+        return []
+    return ["[yellow]data: mock is random tokens, for a speed test; --dataset FILE or FOLDER trains on yours[/]"]
 
 
 def published_lines(answer: Answer) -> list[str]:

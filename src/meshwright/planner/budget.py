@@ -67,8 +67,9 @@ def goodput_of(case: Case, step_s: float, steps: int, every: int | None = None) 
     checkpoint = case.recipe.checkpoint
     every = checkpoint.save_every if every is None else every
     interval = min(every or steps, max(steps, 1)) * step_s
-    found = goodput(case.cluster.world, _saved_gb(case), interval, checkpoint.async_save, case.mtbf_hours)
-    return msgspec.structs.replace(found, save_every=every)
+    measured = (case.cluster.world, _saved_gb(case), interval, checkpoint.async_save, case.mtbf_hours)
+    without = goodput(*measured, spares=0).share if case.cluster.nodes > 1 else None
+    return msgspec.structs.replace(goodput(*measured), save_every=every, share_without_spares=without)
 
 
 def _saved_gb(case: Case) -> float:

@@ -43,6 +43,8 @@ class Goodput(msgspec.Struct, frozen=True):
     save_every: int | None = None  # steps; 0 saves only at the end
     mtbf_hours: float = GPU_HOURS  # mean hours between failures of one GPU in a run of this size
     mtbf_from: str = MTBF_SOURCE  # where they are from; requested if the user set them
+    share_without_spares: float | None = None  # if a failed node is missing until it is repaired; None on one node
+    repair_hours: float = REPAIR_HOURS  # that it is missing then, assumed
 
 
 def best_interval_s(save_s: float, hours_between_failures: float) -> float:

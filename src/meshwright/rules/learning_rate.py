@@ -20,9 +20,14 @@ def short_warmup(updates: int) -> int:
     return max(updates // 10, 1) if updates > 1 else 0
 
 
+LONG_RUN = 1000  # updates; of the recipes of shorter runs, trials among them, one warms up for half of the run
+"""Published runs that are longer warm up for at most a fifth of them."""
+
+
 def is_long_warmup(warmup: Column, updates: Column) -> Column:
-    """Return whether a warmup is more than half of a run; a published recipe has half."""
-    return (warmup > 0) & (2 * warmup > updates)
+    """Return whether a warmup is more than half of a run, or more than a quarter of a long one."""
+    share = np.where(np.asarray(updates) >= LONG_RUN, 4, 2)
+    return (warmup > 0) & (share * warmup > updates)
 
 
 @rule(
@@ -31,7 +36,7 @@ def is_long_warmup(warmup: Column, updates: Column) -> Column:
     "warmup_steps",
     message="warmup_steps={warmup_steps}, but training has only {steps} step{s}",
     symptom="the learning rate reaches its peak late or never and hardly decays; some engines cap the warmup",
-    cause="the warmup was set for a longer run: more than half of this one",
+    cause="the warmup was set for a longer run: more than half of this one, or a quarter of 1,000 steps or more",
     fixes=({"warmup_steps": lambda c: [short_warmup(int(c.updates))]},),
     values={"s": lambda c: "s" * bool(c.steps != 1)},
 )
