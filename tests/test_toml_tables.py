@@ -28,6 +28,7 @@ def test_every_table_is_that_of_the_whole_file(name: str) -> None:
         place[last] = table
     assert found == tomllib.loads(path.read_text(encoding="utf-8"))
     assert len(tables) == len(set(tables))
+    assert tables.every("aliases") == {name: table["aliases"] for name, table in tables.items() if "aliases" in table}
     with pytest.raises(KeyError):
         tables["no such table"]
 

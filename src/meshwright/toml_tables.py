@@ -25,6 +25,13 @@ class TomlTables(Mapping[str, dict[str, Any]]):
             self._parsed[name] = tomllib.loads(self._texts[name])
         return self._parsed[name]
 
+    def every(self, key: str) -> dict[str, Any]:
+        """Return the value of a key in every table that has it, on one line, without parsing the other lines."""
+        line = re.compile(rf"^{key} = .*$", re.MULTILINE)
+        found = {name: line.search(text) for name, text in self._texts.items()}
+        texts = {name: one[0] for name, one in found.items() if one is not None}
+        return dict(zip(texts, (tomllib.loads(text)[key] for text in texts.values()), strict=True))
+
     def __contains__(self, name: object) -> bool:
         return name in self._texts
 

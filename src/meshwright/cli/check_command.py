@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import threading
@@ -110,6 +109,8 @@ def _check_one(request: Any, optional: frozenset[str]) -> Checked:
 
 def _check_all(requests: Sequence[Any], optional: frozenset[str]) -> list[Checked]:
     """Check targets, many of them in as many processes as there are cores."""
+    import multiprocessing
+
     run = partial(_check_one, optional=optional)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A copy of a process with other threads may wait forever for a lock that one of them held.

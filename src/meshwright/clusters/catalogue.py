@@ -54,7 +54,7 @@ def is_known(name: str) -> bool:
 def _find(name: str) -> Gpu | None:
     """Return a GPU type by name, which may end in its memory (`RTX 3090 24GB`)."""
     key = normalize_name(name)
-    found = _named(key) or _by_alias().get(key)
+    found = _named(key)
     if found is not None:
         return found
     sized = _MEMORY_SUFFIX.fullmatch(key)
@@ -63,12 +63,12 @@ def _find(name: str) -> Gpu | None:
 
 def _of_memory(key: str) -> Gpu | None:
     """Return the GPU type of a name and its memory without a separator: h200141 is h200 and 141, not h20 and 0141."""
-    whole = _named(key) or _by_alias().get(key)  # A100-40 has its memory in its name
+    whole = _named(key)  # A100-40 has its memory in its name
     for digits in range(1, LONGEST_MEMORY + 1):
         model, memory = key[:-digits], key[-digits:]
         if not model or not memory.isdigit() or memory.startswith("0"):
             continue
-        found = whole or _named(model) or _by_alias().get(model)
+        found = whole or _named(model)
         if found is not None and abs(found.memory_gib / int(memory) - 1) < SAME_MEMORY:
             return found
     return None
@@ -77,13 +77,14 @@ def _of_memory(key: str) -> Gpu | None:
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """Return every GPU type of the catalogue, in file order, then those of extensions."""
-    return (*(_shipped(name) for name in _tables()), *_added().values())
+    return (*(_shipped(name) for name in _tables()), *dict.fromkeys(_added().values()))
 
 
 def _named(key: str) -> Gpu | None:
-    """Return a GPU type by its normalized name; aliases are in all tables, which take 14 ms to parse."""
-    found = _added().get(key)
-    return _shipped(_names()[key]) if found is None and key in _names() else found
+    """Return a GPU type by its normalized name or alias; to parse all tables would take 14 ms."""
+    added = _added()
+    name = _names().get(key) or (None if key in added else _aliases().get(key))
+    return _shipped(name) if name else added.get(key)
 
 
 @cache
@@ -97,13 +98,18 @@ def _names() -> dict[str, str]:
 
 
 @cache
+def _aliases() -> dict[str, str]:
+    return {normalize_name(alias): name for name, listed in _tables().every("aliases").items() for alias in listed}
+
+
+@cache
 def _shipped(name: str) -> Gpu:
     return read_gpu({"name": name, **_tables()[name]})
 
 
 @cache
 def _added() -> dict[str, Gpu]:
-    """Return the GPU types of extensions by normalized name."""
+    """Return the GPU types of extensions by normalized name and alias."""
     known: dict[str, Any] = dict(_names())
     for path, added in extensions.tables("gpus.toml"):
         try:
@@ -111,14 +117,10 @@ def _added() -> dict[str, Gpu]:
         except (BadTableError, TypeError) as error:
             raise extensions.invalid(path, str(error)) from error
         extensions.add_new(known, path, entries, "GPU type {}".format)
-    return {key: found for key, found in known.items() if isinstance(found, Gpu)}
+    own = [found for found in known.values() if isinstance(found, Gpu)]
+    return {normalize_name(name): found for found in own for name in (found.name, *found.aliases)}
 
 
 def normalize_name(name: str) -> str:
     """Return a GPU name without case, separators and vendor."""
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))
-
-
-@cache
-def _by_alias() -> dict[str, Gpu]:
-    return {normalize_name(alias): known for known in gpus() for alias in known.aliases}

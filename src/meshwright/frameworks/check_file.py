@@ -94,14 +94,20 @@ def check(
     The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
     """
     result = _check(framework, content, gpus, model, overrides, advice, goal, count=count)
-
-    def findings_after(changed: Content) -> tuple[Finding, ...]:
-        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=False, count=count).findings
-
-    found = msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
+    tried: list[tuple[Content, bool, CheckResult]] = []
 
     def recheck(changed: Content, fixes: bool) -> CheckResult:
-        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes, count=count)
+        for known, fixed, after in tried:  # single fixes, their combinations and the repair are often the same file
+            if fixed == fixes and known == changed:
+                return after
+        after = _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes, count=count)
+        tried.append((changed, fixes, after))
+        return after
+
+    def findings_after(changed: Content) -> tuple[Finding, ...]:
+        return recheck(changed, False).findings
+
+    found = msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
 
     def our_repair(changed: Content) -> tuple[str, ...]:
         return _our_repair(import_recipe(framework, changed, model, list(overrides), goal), gpus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from meshwright.costs import Estimate
 from meshwright.display import plural
@@ -11,7 +12,6 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.saving import RESUME_RULE, RULE, cost_of, job_hours, started_again
-from meshwright.frameworks.shell import LaunchCommand
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.trainer_fields import OFF, SAVES, is_trainer
 from meshwright.frameworks.trainer_files import started_program
@@ -20,6 +20,9 @@ from meshwright.planner.saving import DISK_RULE, LATE_RULE, LATEST_KEPT, LONG_H,
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
+
+if TYPE_CHECKING:
+    from meshwright.frameworks.shell import LaunchCommand
 
 INTERVAL, KEEP, TRAIN, RESUME = "save_steps", "save_total_limit", "train", "resume_from_checkpoint"
 RESUMED = 'any(Path({trainer}.args.output_dir).glob("checkpoint-*"))'

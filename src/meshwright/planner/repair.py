@@ -259,7 +259,7 @@ def _fastest_by_weight(case: Case, batch: ScoredBatch, typed: Collection[str]) -
     for name in COUNTED:
         differs = np.broadcast_to(getattr(batch.case, name) != getattr(case, name), weight.shape)
         weight = weight + differs * (TYPED_WEIGHT if name in typed else 1)
-    for one in np.unique(weight[batch.fits]).tolist():
+    for one in sorted(set(weight[batch.fits].tolist())):  # np.unique would import numpy.ma
         yield one, int(np.argmin(np.where(batch.fits & (weight == one), batch.step_s, np.inf)))
 
 
