@@ -210,3 +210,19 @@ def test_the_layout_has_the_name_of_the_change(meshwright: Any, here: Path) -> N
     shown = meshwright("recommend", "p.py", "--gpus", "8xH100", "data.seq_length=2048").out
     assert "layout.strategy ddp → fsdp2" in shown
     assert "Layout   fsdp2 (fsdp1's full shard) · dp 8" in shown
+
+
+ZERO3 = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, '
+ZERO3 += '"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+
+
+def test_an_export_keeps_zero_or_says_what_it_becomes(meshwright: Any, here: Path) -> None:
+    (here / "ds.json").write_text(ZERO3)
+    words = ("export", "ds.json", "--model", "llama3-8b", "--goal", "sft", "--gpus", "8xH100")
+    words = (*words, "train.steps=1000", "data.seq_length=2048", "--json", "--to")
+    kept = meshwright(*words, "accelerate").json
+    (config,) = [text for name, text in kept["files"].items() if name.endswith(".yaml")]
+    assert "distributed_type: DEEPSPEED" in config
+    assert "zero_stage: 3" in config
+    other = meshwright(*words, "automodel").json
+    assert "ZeRO of ds.json becomes layout.strategy=fsdp2: NeMo AutoModel has no DeepSpeed" in other["notes"]

@@ -342,7 +342,8 @@ def export_into(
         read = frameworks.referenced_file(read) or read
     job.require_weights()
     same = read is not None and read.framework.name == theirs.name
-    engine = job.engine if same and job.engine == "deepspeed" else theirs.engine
+    keeps_deepspeed = job.engine == "deepspeed" and (same or theirs.name == "accelerate")
+    engine = job.engine if keeps_deepspeed else theirs.engine
     dropped = () if same else job.dropped(theirs)
     recipe = job.on(engine) if same else without_folder(job.on(engine), read)
     if engine != theirs.engine:
@@ -409,7 +410,16 @@ def export_into(
     short = short_training_notes(checked.recipe, checked.model) if read is None else ()
     contract = _contract_notes(job, checked.recipe)
     written = msgspec.structs.replace(
-        written, notes=(*checked.notes, *unused, *replaced, *contract, *short, *written.notes)
+        written,
+        notes=(
+            *checked.notes,
+            *unused,
+            *replaced,
+            *_without_deepspeed(job, checked, theirs),
+            *contract,
+            *short,
+            *written.notes,
+        ),
     )
     return Exported(written, checked, job, () if read is None else dropped, named.data), converted
 
@@ -578,6 +588,14 @@ def _without_effect(checked: RecipeCheckResult, overrides: Sequence[str]) -> lis
     typed = override.requested(checked.recipe, override.split_auto(overrides)[0])
     reasons = {key: frameworks.no_effect(key, checked.recipe, checked.model) for key in typed}
     return [f"{key}={typed[key]} has no effect: {reason}" for key, reason in reasons.items() if reason]
+
+
+def _without_deepspeed(job: Job, checked: RecipeCheckResult, theirs: frameworks.Framework) -> list[str]:
+    """Return what the sharding of a DeepSpeed job becomes in a framework that does not use DeepSpeed."""
+    if job.imported is None or job.engine != "deepspeed" or checked.engine == "deepspeed":
+        return []
+    strategy = checked.recipe.layout.strategy
+    return [f"ZeRO of {job.imported.content.path} becomes layout.strategy={strategy}: {theirs.title} has no DeepSpeed"]
 
 
 def _contract_notes(job: Job, recipe: Recipe) -> list[str]:
