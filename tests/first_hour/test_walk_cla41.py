@@ -150,3 +150,47 @@ def test_goodput_has_the_condition_that_size_has() -> None:
     )
     _, one_node = call("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--tokens", "20B")
     assert re.search(r"goodput 99\.9%: ", one_node)
+
+
+SLURM = ("--goal", "pretrain", "--gpus", "2x8xH100", "--scheduler", "slurm", "--time", "8:00:00", "--write", "job")
+
+
+@pytest.mark.parametrize(
+    ("engine", "ended"),
+    [
+        ("torchtitan", "have ended: torchtitan does not save on SIGTERM."),
+        ("megatron-lm", "have saved."),
+        ("automodel", "have saved."),
+        ("accelerate", "have ended: your program has to save on SIGTERM itself."),
+    ],
+)
+def test_a_slurm_job_says_what_its_engine_does_on_a_signal_and_after_a_failure(engine: str, ended: str) -> None:
+    code, printed = call("launch", "llama3-8b", "--to", engine, *SLURM)
+    assert code == 0, printed
+    assert "ends and is not requeued: sbatch it again" in printed
+    [job] = Path("job").glob("*.sbatch")
+    assert ended in job.read_text()
+
+
+def test_our_own_job_says_that_a_failure_is_not_requeued_unless_nothing_is() -> None:
+    assert "is not requeued: sbatch it again" in call("launch", "llama3_8b_pretrain_config", *SLURM)[1]
+    more = (*SLURM, "--no-requeue", "--overwrite")
+    assert "is not requeued: sbatch it again" not in call("launch", "llama3_8b_pretrain_config", *more)[1]
+
+
+def test_engines_within_the_uncertainty_are_equal_and_something_else_decides() -> None:
+    words = ("compare", "llama3-8b", "--gpus", "16x8xH100", "--goal", "pretrain", "--engines", "meshwright,torchtitan")
+    answer = json.loads(call(*words, "--json")[1])["answer"]
+    assert answer.startswith("Equal within the uncertainty: ")
+    assert "What else decides: " in answer
+    assert "never run on several GPUs" in answer
+
+
+def test_files_of_the_same_speed_are_as_fast_as_each_other() -> None:
+    for name, every in (("a", 100), ("b", 200)):
+        call("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", f"{name}.toml",
+             f"checkpoint.save_every={every}")  # fmt: skip
+    _, printed = call("compare", "a.toml", "b.toml", "--gpus", "8xH100")
+    assert "b.toml: is as fast as a.toml" in printed
+    assert "What else decides: the fields that differ (checkpoint.save_every)" in printed
+    assert "0 %" not in printed

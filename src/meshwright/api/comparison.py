@@ -527,6 +527,8 @@ def _speed_reason(side: Side, best: Side) -> str:
     if side.plan is not None and best.plan is not None and _differ([side, best]):
         return f"trains {side.model}, another model than {best.name}: not comparable"
     near = _within_uncertainty(side, best)
+    if round(abs(longer) * 100) == 0:
+        return f"is as fast as {best.name}"
     text = f"takes {abs(longer) * 100:.0f} % {'longer' if longer > 0 else 'less time'} than {best.name}"
     return f"{text}, within the uncertainty" if near else text
 
@@ -534,6 +536,30 @@ def _speed_reason(side: Side, best: Side) -> str:
 def _some(names: Sequence[str]) -> str:
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _rate(side: Side) -> str:
+    speed = 0.0 if side.plan is None else float(side.plan.estimate.tokens_per_s_per_gpu)
+    return f"{speed:,.0f} tokens/s/GPU"
+
+
+def _decides(found: Comparison, best: Side, near: Sequence[Side]) -> str:
+    """Return what prefers the first of several sides that are about as fast; empty if nothing does."""
+    if best.name == found.own:
+        return "the file is for it, so nothing has to be converted"
+    loses_less = all(len(best.lost_contract) < len(one.lost_contract) for one in near)
+    return "its config loses less of what the result depends on" if near and loses_less else ""
+
+
+def _other_criteria(found: Comparison, sides: Sequence[Side]) -> list[str]:
+    """Return what a choice between equally fast sides depends on."""
+    if found.of == "targets":
+        plans = [one.plan.recipe for one in sides if one.plan is not None]
+        fields = [one.field for one in differences(plans)]
+        return [f"the fields that differ ({_some(fields)})" if fields else "nothing, no field differs"]
+    lost = [f"{one.name}'s config loses {_some(one.lost_contract)}" for one in sides if one.lost_contract]
+    unproven = [f"{one.name} {NEVER_RUN}" for one in sides if _never_run(one)]
+    return [*lost, *unproven, "the engine that you already run needs no new setup"]
 
 
 def _answer(found: Comparison) -> str:
@@ -545,19 +571,20 @@ def _answer(found: Comparison) -> str:
     if _differ(able):
         named = ", ".join(f"{one.name} trains {one.model}" for one in able)
         return f"None is chosen, as they train different models: {named}; compare targets of one model."
-    near = [one.name for one in others if one.ok and _about_as_fast(one, best)]
-    slower = [one for one in others if one.ok and one.name not in near]
-    rate = float(best.plan.estimate.tokens_per_s_per_gpu)
-    text = f"Use {best.name}: {rate:,.0f} tokens/s/GPU"
+    near = [one for one in others if one.ok and _about_as_fast(one, best)]
+    slower = [one for one in others if one.ok and one not in near]
+    decides = _decides(found, best, near)
+    text = f"Use {best.name}: {_rate(best)}"
     if slower and not near:
         text += f", {best.rate / slower[0].rate - 1:.0%} faster than {slower[0].name}"
         text += " by the estimates, within their uncertainty" if _within_uncertainty(best, slower[0]) else ""
     text += f", and its config loses {_some(best.lost_contract)}." if best.lost_contract else "."
-    if near:
-        why = "the choice is by what is lost, then by speed" if found.of == "engines" else "the faster one is first"
-        why = "the file is for it, so nothing has to be converted" if best.name == found.own else why
-        text += f" About as fast, within the uncertainty: {', '.join(near)}; {why}."
-    if _never_run(best):
+    if near and decides:
+        text += f" About as fast, within the uncertainty: {', '.join(one.name for one in near)}; {decides}."
+    elif near:
+        text = f"Equal within the uncertainty: {', '.join(f'{one.name} ({_rate(one)})' for one in (best, *near))}. "
+        text += f"What else decides: {'; '.join(_other_criteria(found, (best, *near)))}."
+    if _never_run(best) and (decides or not near):
         text += f" {best.name} {NEVER_RUN}."
     no = [one.name for one in others if not one.ok]
     return text + (f" Cannot run it: {', '.join(no)}." if no else "")

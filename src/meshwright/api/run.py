@@ -468,6 +468,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         recipe=recipe,
         program=program,
         reads=reads,
+        no_save=other_frameworks.why_no_save(program, framework, exported.written.files),
         repair=_repair_of_file(exported, lambda texts: export_with([*changes, *texts])[0]),
         run_s=_run_seconds(exported.checked),
         comments=(*(f"# {one}" for one in changed), *_comments(exported, job.files)),

@@ -19,7 +19,8 @@ def compare(answer: Answer, found: Any) -> None:
     rows = [_side_row(one) for one in answer["sides"]]
     what = "engine" if answer["of"] == "engines" else "target"
     table(rows, "", what, "layout", "GiB", "s/step", "tokens/s/GPU", "MFU")
-    titled(out, "Use" if answer["sides"][0]["ok"] else "None", [f"[bold]{escape(answer['answer'])}[/]"])
+    verdict = answer["answer"].split(maxsplit=1)[0] if answer["sides"][0]["ok"] else "None"
+    titled(out, verdict if verdict in ("Use", "Equal") else "None", [f"[bold]{escape(answer['answer'])}[/]"])
     titled(out, "Why", [line for side in answer["sides"] for line in _side_lines(side)])
     if "differences" in answer:
         rows = [(d["field"], d["kind"], *map(str, d["values"])) for d in answer["differences"]]

@@ -59,6 +59,7 @@ DERIVED = (
     "reads",
     "comments",
     "kept_setup",
+    "no_save",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -82,6 +83,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     repair: FileRepair | None = None  # of the file that the job runs, if it has errors
     saves: bool = True  # it saves checkpoints, so a requeue resumes
+    no_save: str = ""  # why it does not save on SIGTERM; empty if it does
     notes: tuple[str, ...] = ()  # notes for the user
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
@@ -188,7 +190,7 @@ def launch(
     if submits:
         refuse_submit(scheduler, job.name)
     result = WRITERS[scheduler](job)
-    restarts = requeue_warning(request.run_s, job) if scheduler == "slurm" else ()
+    restarts = (*requeue_warning(request.run_s, job), *failure_note(job)) if scheduler == "slurm" else ()
     notes = (*result.notes, *container_notes(request.recipe, job, scheduler), *restarts, *request.notes)
     result = msgspec.structs.replace(result, notes=notes, files={**result.files, **request.beside})
     paths = write(result, folder, overwrite) if folder is not None else ()
@@ -220,6 +222,17 @@ def requeue_warning(run_s: float, job: Job) -> tuple[str, ...]:
         return (f"{text}; a longer --time has fewer",)
     allowed = math.ceil(SPARE_REQUEUES * requeues / 10) * 10
     return (f"{text}; the job gives up after {job.max_requeues:,}: --max-requeues {allowed} or a longer --time",)
+
+
+def failure_note(job: Job) -> tuple[str, ...]:
+    """Return what a user does about a requeued job that fails: it may fail again, so it is not requeued."""
+    if not job.requeue:
+        return ()
+    again = f"sbatch --dependency=afternotok:JOB_ID --kill-on-invalid-dep=yes {job.name}.sbatch"
+    return (
+        "a job whose rank fails (CUDA error, NCCL timeout, out of memory) ends and is not requeued: sbatch it again, "
+        f"with --exclude=NODE for a broken node, and it resumes from its last checkpoint; {again} does it by itself",
+    )
 
 
 def _from_here(result: Launch, folder: str) -> tuple[str, ...]:
@@ -275,6 +288,7 @@ def job_of(
             "reads": request.reads,
             "comments": request.comments,
             "kept_setup": request.kept_setup,
+            "no_save": request.no_save if request.saves else "a run without --out saves no checkpoints",
             "planned_exit_s": 60 * planned_exit(program).minutes,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }

@@ -96,6 +96,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 29500
     max_restarts: int = 0  # restarts of failed ranks
     grace_s: int = 60  # seconds for saving after SIGTERM
+    no_save: str = ""  # why the program does not save on SIGTERM; empty if it does
     # SLURM
     time: str = ""
     partition: str = ""

@@ -256,6 +256,15 @@ def saving_on_signal(program: Program, framework: str, files: Collection[str]) -
     return msgspec.structs.replace(program, argv=(*program.argv, *added))
 
 
+def why_no_save(program: Program, framework: str, files: Collection[str]) -> str:
+    """Return why a program does not save when it is signaled; empty if it does."""
+    entry = CHECKOUTS[framework]
+    if not entry.saves:
+        return entry.how
+    unset = [word for word in entry.on_signal if word not in program.argv]
+    return f"only {' '.join(unset)} saves then" if unset and program.argv[0] not in files else ""
+
+
 class PlannedExit(NamedTuple):
     """Arguments with which a program saves and ends with exit code 0 before its training is done."""
 

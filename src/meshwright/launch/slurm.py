@@ -204,8 +204,10 @@ def _run(job: Job) -> list[str]:
     """Return the step, in the background: bash does not handle signals while a foreground command runs."""
     # srun forwards SIGUSR1. On SIGTERM it kills the ranks itself, so torchrun's SIGTERM has to come from SLURM.
     forward = 'kill -s USR1 "$step"' if job.finds_ranks else 'scancel --signal=TERM "$SLURM_JOB_ID"'
+    ended = f"ended: {job.no_save}" if job.no_save else "saved"
     return [
-        "# On SIGTERM (time limit ahead, preemption, scancel), forward it to the ranks and wait until they have saved.",
+        "# On SIGTERM (time limit ahead, preemption, scancel), forward it to the ranks and wait until they have "
+        f"{ended}.",
         "signals=0",
         "step=",
         f"trap 'signals=$((signals + 1)); [ -z \"$step\" ] || {forward}' TERM USR1",
