@@ -36,3 +36,11 @@ def test_a_lever_typed_by_hand_is_hardly_faster(meshwright: Any, question: tuple
     model, gpus, goal, batch = question
     doubled = step_s(meshwright, (model, gpus, goal, 2 * batch))
     assert plain <= 0.6 * doubled, (plain, doubled)
+
+
+def test_memory_of_an_offload_names_what_the_host_needs(meshwright: Any) -> None:
+    asked = ("recommend", "gpt-oss-20b", "--gpus", "1xRTX4090", "--goal", "qlora", "train.global_batch_size=32")
+    host_gib = meshwright(*asked, "--json").json["estimate"]["host_gib"]
+    assert 13 < host_gib < 64  # 20.9 B parameters in 4 bits and the adapters' state
+    assert f"{host_gib:.1f} GiB of host memory per GPU" in meshwright(*asked).out
+    assert "host_gib" not in meshwright("recommend", "llama31-8b", "--gpus", "8xH100", "--json").json["estimate"]

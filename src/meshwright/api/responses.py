@@ -89,10 +89,14 @@ class Band(Part, frozen=True, kw_only=True):
 
 
 class Estimate(Part, frozen=True, kw_only=True):
-    """Memory and speed of a layout; speeds are null if it cannot be built, for the reasons in the findings."""
+    """Memory and speed of a layout; speeds are null if it cannot be built, for the reasons in the findings.
+
+    `host_gib` is the host memory per GPU that an offload needs.
+    """
 
     fits: bool
     memory_gib: MemoryGib
+    host_gib: float | UnsetType = UNSET
     step_s: float | None
     step_parts_s: StepParts | None
     tokens_per_s_per_gpu: float | None

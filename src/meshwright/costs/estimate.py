@@ -90,9 +90,11 @@ def _convention(case: Case, peak: str) -> str:
 def to_dict(estimate: Estimate) -> dict[str, Any]:
     """Return the estimate of one layout as plain values."""
     gib = {name: float(getattr(estimate.memory, name)) for name in (*MEMORY_PARTS, "total", "capacity")}
+    host = float(estimate.memory.host)
     return {
         "fits": bool(estimate.fits),
         "memory_gib": gib,
+        **({"host_gib": host} if host else {}),
         "step_s": float(estimate.step_s),
         "step_parts_s": {name: float(estimate.parts[name]) for name in STEP_PARTS},
         "tokens_per_s_per_gpu": float(estimate.tokens_per_s_per_gpu),

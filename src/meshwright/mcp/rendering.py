@@ -93,7 +93,8 @@ def _memory(estimate: Answer) -> str:
     used = {name: memory[name] for name in memory if name not in ("total", "capacity") and memory[name] >= 0.05}
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in used.items())
     within = f"{estimate['band']['memory_low_gib']:.1f} to {estimate['band']['memory_high_gib']:.1f}"
-    return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU ({within}): {parts}"
+    host = f"; host memory per GPU {estimate['host_gib']:.1f} GiB" if "host_gib" in estimate else ""
+    return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU ({within}): {parts}{host}"
 
 
 def _budget(budget: Answer | None) -> list[str]:

@@ -78,7 +78,8 @@ def tiles(estimate: Answer, of: str = "estimate") -> list[dict[str, Any]]:
     band, gib = estimate["band"], estimate["memory_gib"]
     memory_band = band["memory_low_gib"], band["memory_high_gib"], band["memory_pct"]
     rows = [_tile(f"{of}.memory_gib.total", "memory per GPU", "", gib["total"], *memory_band, "GiB")]
-    rows[0]["note"] = f"of {gib['capacity']:.1f} GiB"
+    host = f", and {estimate['host_gib']:.0f} GiB of host memory" if "host_gib" in estimate else ""
+    rows[0]["note"] = f"of {gib['capacity']:.1f} GiB{host}"
     if not estimate["fits"]:
         return rows
     slow, fast = estimate["step_s"] / band["step_high_s"], estimate["step_s"] / band["step_low_s"]
