@@ -50,8 +50,9 @@ def memory_lines(estimate: dict[str, Any]) -> list[str]:
     band = estimate["band"]
     within = f"{band['memory_low_gib']:.1f} to {band['memory_high_gib']:.1f}"
     host = f"; {estimate['host_gib']:.1f} GiB of host memory per GPU" if "host_gib" in estimate else ""
+    verdict = f"[{color}]{estimate['fit']}[/]{host}"
     return [
-        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU ({within}): [{color}]{estimate['fit']}[/]{host}",
+        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU ({within}): {verdict}",
         memory_bar(memory),
         parts,
     ]
