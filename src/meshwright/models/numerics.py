@@ -100,11 +100,11 @@ def from_config(config: dict[str, Any]) -> Numerics:
         rope = rope.get(GLOBAL_LAYERS) or {}
     scaling = config.get("rope_scaling") or ({**rope} if rope.get("rope_type", "default") != "default" else None)
     theta = config.get("rope_theta", rope.get("rope_theta"))
-    part = config.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
+    rotary_part = config.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
     return Numerics(
         rope_theta=None if theta is None else float(theta),
         rope_scaling=scaling,
-        partial_rotary_factor=1.0 if part is None else float(part),
+        partial_rotary_factor=1.0 if rotary_part is None else float(rotary_part),
         norm_eps=next((float(config[key]) for key in EPSILONS if config.get(key) is not None), None),
         init_std=config.get("initializer_range"),
         **{name: config.get(name) for name in SAME},

@@ -99,7 +99,8 @@ def _from_file(path: Path) -> Registered:
     @lru_cache(maxsize=1)
     def build() -> Recipe:
         files = import_module("meshwright.recipes.files")  # by name: it imports the registry for a file's base
-        return msgspec.structs.replace(files.from_file(path), name=path.stem)
+        recipe: Recipe = files.from_file(path)
+        return msgspec.structs.replace(recipe, name=path.stem)
 
     return Registered(path.stem, extensions.name_of(path), Published(), build)
 
