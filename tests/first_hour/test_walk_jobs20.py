@@ -206,10 +206,11 @@ def test_a_slow_rank_is_named_before_the_low_mfu_that_it_explains() -> None:
     assert order.index("speed.sustained-slowdown") < order.index("speed.low-mfu")
 
 
-def test_the_script_that_an_sbatch_file_runs_is_named(meshwright: Any) -> None:
-    Path("run.sh").write_text(MEGATRON.format(more=""))
+def test_an_sbatch_file_is_checked_with_the_script_that_it_runs(meshwright: Any) -> None:
+    Path("run.sh").write_text(MEGATRON.format(more="--tensor-model-parallel-size 3"))
     Path("train.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\n# not other.sh\nsrun bash run.sh llama3b\n")
     found = meshwright("check", "train.sbatch", "--gpus", "2x4xA100-80")
-    assert found.code != 0
-    assert "it runs run.sh" in found.err
-    assert "meshwright check run.sh" in found.err
+    assert found.code == 1
+    assert "run.sh" in found.out
+    assert "other.sh" not in found.out + found.err
+    assert "tensor-model-parallel-size" in found.out

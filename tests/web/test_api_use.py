@@ -137,6 +137,7 @@ def test_no_config_is_a_fault(model: str, client: TestClient) -> None:
         {"rope_theta": float("inf")},
         {"intermediate_size": [14336]},
         {"rope_scaling": {"factor": None, "rope_type": {"a": [None]}}},
+        {"rope_scaling": {"factor": {"a": 1}, "rope_type": "yarn"}},
     ],
 )
 def test_a_plan_for_a_strange_config_is_an_answer(changed: dict[str, Any], client: TestClient) -> None:

@@ -41,6 +41,8 @@ ROPE_NUMBERS = (
     "attention_factor", "mscale", "mscale_all_dim", "rope_theta", "partial_rotary_factor", "alpha",
 )  # fmt: skip
 ROPE_LISTS = ("short_factor", "long_factor")
+ROPE_SETTINGS = ("rope_type", "type", *ROPE_NUMBERS, *ROPE_LISTS)
+"""Keys of a table of RoPE settings; other keys with tables are kinds of layers."""
 NUMBERS = (
     "rope_theta", "partial_rotary_factor", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps",
     "norm_epsilon", "initializer_range", "attention_dropout",
@@ -110,7 +112,7 @@ def _rope_tables(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, 
         if not isinstance(table, dict):
             reason = 'must be an object such as {"rope_type": "yarn", "factor": 4.0}, or null'
             raise InputError(reason, field=where + key, value=repr(table)[:80])
-        nested = {name: one for name, one in table.items() if isinstance(one, dict)}
+        nested = {name: one for name, one in table.items() if isinstance(one, dict) and name not in ROPE_SETTINGS}
         if nested:
             yield from ((f"{where}{key}.{name}", one) for name, one in nested.items())
         else:
@@ -125,9 +127,11 @@ def _check_rope(field: str, table: Mapping[str, Any], section: Mapping[str, Any]
             reason = f"is missing, so the factor has no effect; transformers has {', '.join(ROPE_TYPES)}"
             raise InputError(reason, field=f"{field}.rope_type")
         kind = "default"
+    if not isinstance(kind, str):
+        raise InputError(f"must be one of {', '.join(ROPE_TYPES)}", field=f"{field}.{key}", value=repr(kind)[:80])
     old = next((new for (start, name), new in OLD_TYPES.items() if kind == name and model_type.startswith(start)), None)
     kind = old or kind
-    _require_known(f"{field}.{key}", str(kind), ROPE_TYPES, "type of RoPE")
+    _require_known(f"{field}.{key}", kind, ROPE_TYPES, "type of RoPE")
     for name in ROPE_NUMBERS:
         _require_number(f"{field}.{name}", name, table.get(name))
     for name in ROPE_TYPES[kind]:
