@@ -204,7 +204,7 @@ def preload() -> None:
         "torch._dynamo",
         "transformers",
         "meshwright.cli",
-        "meshwright.api.run",
+        "meshwright.api.training",
         "meshwright.engine.trainer",
     ):
         import_module(module)

@@ -99,7 +99,7 @@ def test_a_run_on_the_cpu_says_so(model: Path, meshwright: Any, monkeypatch: pyt
 
     print_once.cache_clear()
     monkeypatch.setattr(train, "train", ended)
-    monkeypatch.setattr("meshwright.api.run._has_gpu", lambda: False)
+    monkeypatch.setattr("meshwright.api.training._has_gpu", lambda: False)
     printed = meshwright("train", "mymodel", "--goal", "sft", "--dataset", "mock").err
     assert "--gpus" not in printed  # train has no such option
     assert "(settings for this GPU; this machine has none, so the run is on its CPU)" in printed

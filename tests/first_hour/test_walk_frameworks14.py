@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright import api
-from meshwright.api.checks import CONFIGS, exported_for
+from meshwright.api.engine_configs import CONFIGS, exported_for
 from meshwright.errors import InputError
 from meshwright.models import find
 from meshwright.recipes import index

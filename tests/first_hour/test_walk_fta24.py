@@ -9,7 +9,7 @@ import pytest
 
 import meshwright
 from meshwright import doctor
-from meshwright.api.run import _in_fast_precision as in_fast_precision
+from meshwright.api.training import _in_fast_precision as in_fast_precision
 from meshwright.cli.run import run as run_command
 from meshwright.doctor import reading
 

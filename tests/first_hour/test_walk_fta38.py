@@ -294,12 +294,12 @@ def test_check_of_a_front_end_file_counts_the_dataset_that_is_typed(
 def test_tiny_runs_eagerly_on_a_cpu_though_the_command_of_a_plan_compiles(
     has_gpu: bool, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from meshwright.api import run
+    from meshwright.api import training
     from meshwright.engine import train
 
     started: list[dict[str, Any]] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "train", lambda recipe, spec, pinned: started.append(dict(pinned)))
-    monkeypatch.setattr(run, "_has_gpu", lambda: has_gpu)
+    monkeypatch.setattr(training, "_has_gpu", lambda: has_gpu)
     mw.train("llama3_8b_peft_config", tiny=True, overrides=["kernels.compile=true"])
     assert ("kernels.compile" in started[0]) == is_kept

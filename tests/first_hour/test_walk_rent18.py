@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 
 from meshwright import models, planner
-from meshwright.api.checks import exported_for
+from meshwright.api.engine_configs import exported_for
 from meshwright.clusters import cluster
 from meshwright.recipes import index, overrides
 from meshwright.recipes.capabilities import engines_with

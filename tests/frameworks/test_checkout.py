@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import check
-from meshwright.api.checks import CheckResult
+from meshwright.frameworks import CheckResult
 
 AUTOMODEL = """
 recipe: TrainFinetuneRecipeForNextTokenPrediction

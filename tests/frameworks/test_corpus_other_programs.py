@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import check
-from meshwright.api.checks import CheckResult
+from meshwright.frameworks import CheckResult
 
 RAY = """#!/bin/bash
 MODEL_ARGS=(--num-layers 28 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 16

@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, frameworks, planner
 from meshwright.api import requests, run_comparison
 from meshwright.api.argument_names import recipe_key
-from meshwright.api.checks import CONFIGS, exported_for, framework_findings
+from meshwright.api.engine_configs import CONFIGS, exported_for
+from meshwright.api.export_findings import framework_findings
 from meshwright.api.inputs import choice, fields_of
 from meshwright.api.plan_responses import ChangePart, Contract, PlanLayout, contract_part
 from meshwright.api.planning import estimate

@@ -181,7 +181,7 @@ _TABLE = (
         slow=True,
     ),
     Verb(
-        *("check", "Check", requests.Check, "checks.check", "check_response"),
+        *("check", "Check", requests.Check, "checks.check", "check_responses.check_response"),
         examples=(
             "meshwright check llama3_8b_pretrain_config --gpus 16xA100-80",
             "meshwright check my_recipe.toml",
@@ -195,7 +195,7 @@ _TABLE = (
         ),
     ),
     Verb(
-        *("export", "Check", requests.Export, "checks.export", "export_response"),
+        *("export", "Check", requests.Export, "exports.export", "export_response"),
         examples=(
             "meshwright export llama3_8b_pretrain_config --to torchtitan --gpus 8xH100",
             "meshwright export my_recipe.toml --to automodel --out configs",
@@ -251,7 +251,7 @@ _TABLE = (
         exits="0 no findings, 1 findings, 2 bad input",
     ),
     Verb(
-        *("train", "Run", run_requests.Train, "run.train", "train_response"),
+        *("train", "Run", run_requests.Train, "training.train", "train_response"),
         surfaces=CLI,
         examples=(
             "meshwright train llama3_8b_pretrain_config --tiny --nproc 2",
@@ -263,7 +263,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(
-        *("bench", "Run", run_requests.Bench, "run.bench", "train_response"),
+        *("bench", "Run", run_requests.Bench, "training.bench", "train_response"),
         surfaces=CLI,
         examples=(
             "meshwright bench llama3_8b_pretrain_config --nproc 8",
@@ -274,7 +274,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(
-        *("launch", "Run", run_requests.Launch, "run.launch", "launch_response"),
+        *("launch", "Run", run_requests.Launch, "job_launch.launch", "launch_response"),
         surfaces=CLI,
         examples=(
             "meshwright launch llama3_8b_pretrain_config --scheduler slurm --gpus 2x8xH100 --time 1-00:00:00",
@@ -287,7 +287,7 @@ _TABLE = (
         exits="0 success, 1 it cannot start or does not fit, 2 bad input, 3 the job was rejected or did not complete",
     ),
     Verb(
-        *("tokenize", "Run", run_requests.Tokenize, "run.tokenize", ""),
+        *("tokenize", "Run", run_requests.Tokenize, "post_training.tokenize", ""),
         surfaces=CLI,
         examples=(
             "meshwright tokenize corpus.jsonl --tokenizer ./Llama-3-8B --out tokens",
@@ -306,7 +306,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(
-        *("generate", "Run", run_requests.Generate, "run.generate", ""),
+        *("generate", "Run", run_requests.Generate, "post_training.generate", ""),
         surfaces=CLI,
         examples=(
             'meshwright generate runs/my-run "The capital of France is"',
@@ -315,7 +315,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(
-        *("evaluate", "Run", run_requests.Evaluate, "run.evaluate", ""),
+        *("evaluate", "Run", run_requests.Evaluate, "post_training.evaluate", ""),
         surfaces=CLI,
         examples=(
             "meshwright evaluate runs/my-run",
@@ -324,7 +324,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(
-        *("convert", "Run", run_requests.Convert, "run.convert", ""),
+        *("convert", "Run", run_requests.Convert, "post_training.convert", ""),
         surfaces=CLI,
         examples=(
             "meshwright convert runs/my-run exported",
@@ -430,7 +430,7 @@ _TABLE = (
     ),
     Verb(*("scale", "", requests.Scale, "sizing.scale", ""), surfaces=HTTP, slow=True),
     Verb(*("schedule", "", requests.Schedule, "pipeline_schedule.schedule", "schedule_response"), surfaces=HTTP),
-    Verb(*("write", "", requests.Write, "checks.write", ""), surfaces=()),
+    Verb(*("write", "", requests.Write, "exports.write", ""), surfaces=()),
     Verb(
         *("model", "", requests.ModelRequest, "catalogues.find_model", "model_response"),
         surfaces=HTTP,

@@ -1,0 +1,90 @@
+"""Findings for an exported recipe: ours and those of the framework for the written file, with fixes that work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from meshwright import clusters, frameworks
+from meshwright.errors import InputError
+from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult
+from meshwright.models import ModelSpec
+from meshwright.recipes import overrides as override
+from meshwright.rules import Finding as RuleFinding
+
+WRITTEN = "--out FOLDER"  # fix of an export that converts data, which are written and not printed
+NO_OVERRIDE = "no override was found that resolves it"
+DATA_SOURCES = ("data_path", "train_data_path", "data_args_path", "per_split_data_args_path")  # of Megatron-LM
+
+
+def framework_findings(
+    theirs: frameworks.Framework, written: ExportedConfig, model: ModelSpec, on: clusters.Cluster
+) -> list[RuleFinding]:
+    """Return the findings of the framework's own rules for the file, as `check` reports them."""
+    name, text = next(iter(written.files.items()))
+    with suppress(InputError):  # a cluster of a file may have a GPU of its own
+        content = frameworks.content_of(text, name, beside=written.files)
+        result = frameworks.check(theirs, content, gpus=str(on), model=model)
+        found = [one for one in result.findings if one.rule.startswith(f"{theirs.name}.")]
+        return [frameworks.in_our_keys(theirs, content, one, model, on) for one in found]
+    return []
+
+
+def all_findings(
+    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, converting: str = WRITTEN
+) -> tuple[RuleFinding, ...]:
+    """Return our findings and the framework's; those that its rules report more precisely once, with a fix of both."""
+    found = framework_findings(theirs, written, checked.model, checked.cluster)
+    hidden = frameworks.superseded(theirs, found)
+    ours = [one for one in checked.findings if one.rule not in hidden]
+    return (*ours, *(_with_working_fix(theirs, checked, one, converting) for one in found))
+
+
+def in_users_file(finding: RuleFinding, read: ImportedFile | None, written: ExportedConfig) -> RuleFinding:
+    """Return an error with its fix in the user's file: with an error, no file is written that it could be made in."""
+    if finding.severity != "error" or read is None:
+        return finding
+    place = frameworks.in_export(next(iter(written.files)))
+    return msgspec.structs.replace(finding, no_fix=finding.no_fix.replace(place, f"in {read.content.path}"))
+
+
+def with_open_source(finding: RuleFinding, dropped: Sequence[DroppedSetting]) -> RuleFinding:
+    """Return a finding on missing data with the setting of the file that names them, if that could not be read."""
+    lost = next((one for one in dropped if one.key in DATA_SOURCES), None)
+    if lost is None or not finding.rule.endswith(".no-data"):
+        return finding
+    flag = lost.key.replace("_", "-")
+    message = f"{lost.file}:{lost.line} --{flag} {lost.value}: {lost.reason}, so the job would have no data: name them"
+    return msgspec.structs.replace(finding, message=message)
+
+
+def _with_working_fix(
+    theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding, converting: str
+) -> RuleFinding:
+    """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them."""
+    if finding.severity != "error" and len(finding.fix) < 2:
+        return finding
+    if any("meshwright export " in one for one in (*finding.fix, finding.no_fix)):  # of a file that is not written yet
+        return msgspec.structs.replace(finding, fix=(converting,), no_fix="")
+    same = frameworks.superseded(theirs, [finding])
+    ours = [one.fix for one in checked.findings if one.rule in same and one.fix]
+    for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
+        with suppress(InputError):
+            changed = override.apply(checked.recipe, fix)
+            written = frameworks.export(theirs, changed, checked.model, checked.cluster)
+            after = framework_findings(theirs, written, checked.model, checked.cluster)
+            if finding.rule not in {one.rule for one in after}:
+                return msgspec.structs.replace(finding, fix=fix, no_fix="")
+    return msgspec.structs.replace(finding, fix=(), no_fix=finding.no_fix or NO_OVERRIDE)
+
+
+def is_open(finding: RuleFinding) -> bool:
+    """Return whether the fix of a finding has a value that only the user knows, such as PATH."""
+    return bool(finding.fix) and any(word.partition("=")[2].isupper() for word in finding.fix[0].split())
+
+
+def is_about_weights(finding: RuleFinding) -> bool:
+    """Return whether a finding is fixed by naming the initial weights, which no layout changes."""
+    return bool(finding.fix) and all(text.startswith("checkpoint.") for text in finding.fix)

@@ -1,0 +1,328 @@
+"""Export recipes to other frameworks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from meshwright import clusters, frameworks, launch, planner
+from meshwright.api import requests
+from meshwright.api.argument_names import recipe_key
+from meshwright.api.catalogues import recipe_text, save_files
+from meshwright.api.checks import check_recipe
+from meshwright.api.export_findings import (
+    WRITTEN,
+    all_findings,
+    in_users_file,
+    is_about_weights,
+    is_open,
+    with_open_source,
+)
+from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, other_fixes, require_numbers
+from meshwright.api.export_notes import contract_notes, without_deepspeed, without_effect
+from meshwright.api.plan_responses import plan_response
+from meshwright.api.planning import recommend
+from meshwright.api.resolve import assumed_in
+from meshwright.api.responses import Finding, Response, copied, finding_parts
+from meshwright.api.targets import Job, job_for, without_folder
+from meshwright.api.verb_function import verb
+from meshwright.choices import FRAMEWORKS
+from meshwright.display import Readable, Row, titled
+from meshwright.errors import InputError
+from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult, UnmappedField
+from meshwright.frameworks.common import short_training_notes
+from meshwright.launch import other_frameworks
+from meshwright.recipes import overrides as override
+from meshwright.recipes.types import ENGINES, Data, Recipe
+
+OF_PROGRAM = ("optimizer.supported", "learning_rate.supported", "precision.format-supported")
+"""Rules on what the training program and its config decide, whatever engine models their layout in the estimate."""
+IN_CHECKOUT = ("megatron-lm",)  # whose program is started in a checkout, not in the folder of the export
+
+
+class Exported(Readable, msgspec.Struct, frozen=True):
+    """A recipe as another framework's files, and the findings for it there."""
+
+    written: ExportedConfig
+    checked: RecipeCheckResult
+    job: Job
+    not_imported: tuple[DroppedSetting, ...] = ()
+    data: Data | None = None  # as the files name them: the converted ones
+    refused: bool = False  # whether nothing was written into the folder that was named
+
+    def summary(self) -> list[Row]:
+        """Return the files with their text, and the fields that the framework has no key for."""
+        texts = [
+            row
+            for name, text in self.written.files.items()
+            for row in [("File", name), *(("", line) for line in text.splitlines())]
+        ]
+        lost = [f"{one.field}={one.value}: {one.reason}" for one in self.written.unmapped]
+        found = [f"{one.severity}: {one.message}" for one in self.checked.findings]
+        return [
+            ("Export", f"{self.checked.recipe.name} for {self.written.framework} on {self.checked.cluster}"),
+            *titled("Wrote", self.written.paths),
+            *texts,
+            *titled("Unmapped", lost),
+            *titled("Findings", found),
+            *titled("Notes", self.written.notes),
+        ]
+
+
+@verb(requests.Export)
+def export(request: requests.Export) -> Exported:
+    """Return a recipe as another framework's files, and the findings for it there."""
+    found, data = export_into(request, request.out, WRITTEN)
+    written = found.written
+    if not found.checked.ok:
+        refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
+        notes = (*refused, *written.notes, *_sizing(found, request.overrides))
+        written = msgspec.structs.replace(written, notes=notes)
+    elif request.out:
+        notes = (*_moved(found, data, request.out), *written.notes)
+        paths = save_files({**written.files, **data}, request.out)
+        written = msgspec.structs.replace(written, notes=notes, paths=paths)
+    return msgspec.structs.replace(found, written=written, refused=bool(request.out) and not found.checked.ok)
+
+
+def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[str]:
+    """Yield notes on data that were converted, and on paths that are written in full: the program starts elsewhere."""
+    recipe = found.checked.recipe
+    if data:
+        start = "" if found.written.framework in IN_CHECKOUT else f"; start it in {folder}"
+        yield f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages{start}"
+    elif full := [key for key, name in data_names(recipe) if name.startswith("/") and Path(name).exists()]:
+        yield f"{' and '.join(full)}: the full path of this machine is written, for a start in any folder"
+
+
+def export_into(
+    request: requests.Export,
+    folder: str | None,
+    fix: str,
+    *,
+    anywhere: bool = False,
+    elsewhere: Callable[[Mapping[str, str]], str] | None = None,
+) -> tuple[Exported, Mapping[str, str]]:
+    """Return the export for a folder, and the data in it that the framework cannot read as they are.
+
+    Without a folder nothing is written: then data are not converted, and `fix` says how they are. Files for a program
+    that starts `anywhere` name them by their full paths. `elsewhere` returns the folder that has the converted data on
+    machines that do not see this one's; empty for the working folder of the program.
+    """
+    theirs = frameworks.framework(request.to)
+    overrides = other_frameworks.full_paths(request.overrides) if folder else request.overrides
+    request = msgspec.structs.replace(request, overrides=tuple(overrides))
+    options = {"framework": request.framework, "model": request.model, "to": theirs.name}
+    job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
+    shape = None if job.imported is None else job.model
+    read = job.imported
+    job.require_length()
+    if read is not None and theirs.name == "deepspeed":  # the DeepSpeed config that a config of Accelerate names
+        read = frameworks.referenced_file(read) or read
+    job.require_weights()
+    same = read is not None and read.framework.name == theirs.name
+    keeps_deepspeed = job.engine == "deepspeed" and (same or theirs.name == "accelerate")
+    engine = job.engine if keeps_deepspeed else theirs.engine
+    dropped = () if same else job.dropped(theirs)
+    recipe = job.on(engine) if same else without_folder(job.on(engine), read)
+    if engine != theirs.engine:
+        recipe = msgspec.structs.replace(recipe, engine=engine)
+    recipe, replaced = _with_loadable_weights(recipe, read, theirs, request.overrides)
+    recipe = other_frameworks.with_full_paths(recipe) if folder or anywhere else recipe
+    checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
+    require_numbers(theirs, checked, read)
+    converts = folder or elsewhere is not None
+    named, converted = theirs.readable_data(checked.recipe) if converts else (checked.recipe, {})
+    own_program = read is not None and same and bool(read.settings.parsed.program.argv)
+    place = elsewhere(converted) if converted and elsewhere is not None else ""
+    if folder and (anywhere or own_program or theirs.name in IN_CHECKOUT):
+        place = str(Path(folder).resolve())
+    if place and converted:
+        here = [f"{key}={place.rstrip('/')}/{name}" for key, name in data_names(named) if name in converted]
+        named = override.apply(named, here)
+    try:
+        written = frameworks.export(theirs, named, checked.model, checked.cluster)
+    except InputError as error:
+        fixes = export_fixes(theirs, checked, counted_steps(checked, error.fix))
+        if error.field == "train.global_batch_size" and checked.recipe.layout.pp > 1:  # others keep the pipeline
+            others = (name for name in FRAMEWORKS if name != theirs.name and can_export(name, checked, ()))
+            fixes += [text for name in others if (text := f"--to {name}") not in fixes][:1]
+        raise InputError(error.reason, error.field, error.value, fixes) from error
+    version = read.settings.parsed.version if read is not None and same else ""
+    if version and anywhere:  # a job runs one program: that of the file's own version
+        if version not in written.versions:
+            raise _no_version(job, theirs, version, checked)
+        written = frameworks.in_version(theirs, written, version, named, checked.model, checked.cluster)
+    if read is not None and same:
+        patched = (
+            None
+            if version and anywhere
+            else frameworks.patch(read, written, named, checked.model, checked.cluster, job=anywhere)
+        )
+        dropped = job.dropped(theirs, None if patched is None else patched.lost)
+        written = written if patched is None else patched.written
+        if folder and own_program and patched is not None and not anywhere:
+            program, missing = other_frameworks.started_elsewhere(written.program, read.content.folder)
+            script = {f"{checked.recipe.name}.sh": launch.start_script(program, checked.cluster, checked.recipe.name)}
+            files = {**written.files, **script}
+            written = msgspec.structs.replace(written, program=program, files=files, notes=(*written.notes, *missing))
+        job.require_expanded(written)
+    lost = frameworks.lost_lines(written.unmapped, dropped)
+    first = frameworks.lost_lines((one for one in written.unmapped if one.field in written.first_file_lacks), ())
+    commented = frameworks.with_comments(written.files, lost, written.program.modules, first)
+    written = msgspec.structs.replace(written, files=commented)
+    engine = frameworks.exported_engine(theirs, written, checked.model)
+    if engine != checked.engine:  # the findings are those of the file that was written
+        recipe = without_folder(job.on(engine), None if same else read)
+        recipe, _ = _with_loadable_weights(recipe, read, theirs, request.overrides)
+        of_program = [one for one in checked.findings if one.rule in OF_PROGRAM]
+        checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
+        of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
+        checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
+    checked = _as_sharded(theirs, written, checked, request.gpus)
+    findings = tuple(with_open_source(one, dropped) for one in all_findings(theirs, written, checked, fix))
+    if same:  # as check reports them in the framework's own file
+        kept = (one for one in findings if frameworks.as_in_files(one).severity != "advice")
+        findings = tuple(in_users_file(one, read, written) for one in kept)
+    checked = msgspec.structs.replace(checked, findings=findings)
+    unused = without_effect(checked, request.overrides)
+    short = short_training_notes(checked.recipe, checked.model) if read is None else ()
+    contract = contract_notes(job, checked.recipe)
+    written = msgspec.structs.replace(
+        written,
+        notes=(
+            *checked.notes,
+            *unused,
+            *replaced,
+            *without_deepspeed(job, checked, theirs),
+            *contract,
+            *short,
+            *written.notes,
+        ),
+    )
+    return Exported(written, checked, job, () if read is None else dropped, named.data), converted
+
+
+def _as_sharded(
+    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, gpus: str | int | None
+) -> RecipeCheckResult:
+    """Return the result with the findings and the estimate of the sharding that the written file has."""
+    changes = frameworks.exported_sharding(theirs, written, checked.recipe, checked.model, checked.cluster)
+    if not changes:
+        return checked
+    recipe = override.apply(checked.recipe, changes)
+    found = check_recipe(recipe, gpus, checked.engine, (), advice=False, model=checked.model)
+    return msgspec.structs.replace(checked, findings=found.findings, estimate=found.estimate)
+
+
+def _no_version(job: Job, theirs: frameworks.Framework, version: str, checked: RecipeCheckResult) -> InputError:
+    """Return the error for a job of a version that the export has no program for: the two commands with another."""
+    first = f"{theirs.name}_job"
+    words = ("meshwright", "export", *job.words, "--to", theirs.name, "--gpus", str(checked.cluster), "--out", first)
+    reason = f"is for {theirs.title} {version}, which has no preset of {checked.model.name}"
+    fix = (f"{shlex.join(words)}, then launch {first}/config.toml (another version of {theirs.title})",)
+    return InputError(reason, field="file", value=job.words[0], fix=fix)
+
+
+def data_names(recipe: Recipe) -> list[tuple[str, str]]:
+    return [("data.dataset", recipe.data.dataset), ("data.validation", recipe.data.validation)]
+
+
+def _with_loadable_weights(
+    recipe: Recipe, read: ImportedFile | None, theirs: frameworks.Framework, overrides: Sequence[str]
+) -> tuple[Recipe, tuple[str, ...]]:
+    """Return a file's recipe with weights that another framework can load, and the note on it; the user's are kept."""
+    if read is None or "checkpoint.pretrained" in override.requested(recipe, override.split_auto(overrides)[0]):
+        return recipe, ()
+    changed, note = frameworks.loadable_weights(recipe, read.framework, theirs, read.given_model is not None)
+    return changed, (note,) if note else ()
+
+
+def _sizing(exported: Exported, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that plans a layout for what was requested; none if no command can name the model.
+
+    It has the words and overrides that the user typed, except those of the layout that does not run. The engine is the
+    framework's: Accelerate's mesh with model axes is checked as AutoModel's, which has layouts that it does not.
+    """
+    job, checked = exported.job, exported.checked
+    engine: str = frameworks.framework(exported.written.framework).engine
+    engine = checked.engine if checked.engine == "deepspeed" else engine
+    errors = [one for one in checked.findings if one.severity == "error"]
+    if job.no_model or all(one.fix == (WRITTEN,) or is_about_weights(one) or is_open(one) for one in errors):
+        return ()
+    recipe = checked.recipe
+    goal = ("--goal", recipe.goal) if job.plan is not None else ()
+    own = [one for one in job.words[1:] if "=" in one and not one.startswith("-")]  # as the import resolved them
+    named = [*(one for one in job.words if one not in own), *goal]
+    named += ["--gpus", checked.cluster.argument, "--engine", engine]
+    settings = override.merged(override.merged(overrides, own), other_fixes(errors))
+    words = [*named, *(one for one in settings if not (recipe_key(one) or "").startswith("layout."))]
+    read = job.imported
+    if read is not None and read.framework.name == exported.written.framework:  # a recipe loses what has no field
+        command = shlex.join(("meshwright", "recommend", *words))
+        return (f"for a layout that runs: {command}, then its Run line, which keeps the file's other settings",)
+    command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
+    return (f"for a layout that runs: {command}, then export sized.toml",)
+
+
+class ExportResponse(Response, frozen=True, kw_only=True):
+    """Another framework's files and command, the fields it has no key for, and the findings there."""
+
+    framework: str
+    ok: bool
+    gpus: str
+    files: Mapping[str, str]
+    command: str
+    env: Mapping[str, str]
+    unmapped: Sequence[UnmappedField]
+    notes: Sequence[str]
+    findings: Sequence[Finding]
+    written: Sequence[str] = ()
+    assumed: Sequence[clusters.Assumption] = ()
+    not_imported: Sequence[DroppedSetting] = ()
+
+
+def export_response(result: Exported, request: requests.Export | None = None) -> ExportResponse:
+    """Return the response of export."""
+    written, checked, job = result.written, result.checked, result.job
+    findings = [*(() if job.imported is None else job.imported.rejected), *checked.findings]
+    return copied(
+        ExportResponse,
+        written,
+        ok=not any(one.severity == "error" for one in findings),
+        gpus=str(checked.cluster),
+        command=launch.command_of(written.program, checked.cluster),
+        env=written.program.env,
+        written=written.paths,
+        findings=finding_parts(findings),
+        assumed=(*(assumed_in(request.gpus) if request is not None else ()), *job.assumed(checked.engine)),
+        not_imported=result.not_imported,
+    )
+
+
+@verb(requests.Write)
+def write(request: requests.Write) -> ExportResponse:
+    """Return the recommended recipe as a framework's files and the command that starts them."""
+    return write_plan(recommend.handle(request), request.to, request.gpus)
+
+
+def write_plan(plan: planner.Plan, to: str, gpus: str | int | None) -> ExportResponse:
+    """Return a plan as a framework's files and the command that starts them."""
+    if to != ENGINES[0]:
+        return export_response(export(plan.recipe, to, gpus=gpus))
+    response = plan_response(plan)
+    return ExportResponse(
+        framework=to,
+        ok=plan.ok,
+        gpus=response.question.gpus,
+        files={f"{plan.recipe.name}.toml": recipe_text(plan.recipe)},
+        command=response.commands.get(to, ""),
+        env={},
+        unmapped=[],
+        notes=[],
+        findings=response.findings,
+        assumed=response.question.assumed,
+    )
