@@ -138,6 +138,7 @@ def test_no_config_is_a_fault(model: str, client: TestClient) -> None:
         {"intermediate_size": [14336]},
         {"rope_scaling": {"factor": None, "rope_type": {"a": [None]}}},
         {"rope_scaling": {"factor": {"a": 1}, "rope_type": "yarn"}},
+        {"rope_scaling": {"factor": 2.0, "rope_type": "yarn", "beta_fast": None}},
     ],
 )
 def test_a_plan_for_a_strange_config_is_an_answer(changed: dict[str, Any], client: TestClient) -> None:

@@ -98,12 +98,13 @@ def from_config(config: dict[str, Any]) -> Numerics:
     rope = config.get("rope_parameters") or {}
     if any(isinstance(value, dict) for value in rope.values()):  # one table per kind of layer
         rope = rope.get(GLOBAL_LAYERS) or {}
-    scaling = config.get("rope_scaling") or ({**rope} if rope.get("rope_type", "default") != "default" else None)
+    scaling = config.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else {})
+    stated = {key: value for key, value in scaling.items() if value is not None}  # null is the type's default
     theta = config.get("rope_theta", rope.get("rope_theta"))
     rotary_part = config.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
     return Numerics(
         rope_theta=None if theta is None else float(theta),
-        rope_scaling=scaling,
+        rope_scaling=stated or None,
         partial_rotary_factor=1.0 if rotary_part is None else float(rotary_part),
         norm_eps=next((float(config[key]) for key in EPSILONS if config.get(key) is not None), None),
         init_std=config.get("initializer_range"),
