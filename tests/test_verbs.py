@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from tests.cli.conftest import Answer, meshwright  # noqa: F401  # a fixture
 from tests.cli.test_dryrun import dry_run_result
-from tests.first_hour.test_walk_share23 import own_run
+from tests.first_hour.test_share import own_run
 from tests.rehearsal.results import rehearsal_result
 
 from meshwright import api, choices, frameworks

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.first_hour.test_walk_ci20 import ALL, TITAN, write_ci
+from tests.first_hour.test_check_in_ci import ALL, TITAN, write_ci
 
 LEVELS = ("none", "note", "warning", "error")
 

@@ -27,12 +27,12 @@ def test_every_threshold_has_a_reason_and_is_used() -> None:
 def test_every_diagnosis_is_planted_somewhere_in_these_tests() -> None:
     planted = {one.finding for one in FAULTS.values()} | {"speed.low-mfu", "speed.bubbles"}
     planted |= {one.label.main for one in TROUBLES}
-    planted |= {"loss.zero-gradients"}  # tests/first_hour/test_walk_doctor10.py
-    planted |= {"speed.tcp-sockets"}  # tests/first_hour/test_walk_doctor22.py
-    planted |= {"loss.validation-rises"}  # tests/first_hour/test_walk_fta26.py
-    planted |= {"speed.slower-than-baseline"}  # tests/first_hour/test_walk_cla31.py
-    planted |= {"run.differs-from-file"}  # tests/first_hour/test_walk_doctor19.py
-    planted |= {"run.settings"}  # of our own run folders: tests/first_hour/test_walk_finetune5.py
+    planted |= {"loss.zero-gradients"}  # tests/first_hour/test_doctor_stated_values.py
+    planted |= {"speed.tcp-sockets"}  # tests/first_hour/test_doctor_nccl.py
+    planted |= {"loss.validation-rises"}  # tests/first_hour/test_front_end_keys.py
+    planted |= {"speed.slower-than-baseline"}  # tests/first_hour/test_continued_pretraining_70b.py
+    planted |= {"run.differs-from-file"}  # tests/first_hour/test_doctor_files_and_ranks.py
+    planted |= {"run.settings"}  # of our own run folders: tests/first_hour/test_compare_runs.py
     for diagnosis in doctor.DIAGNOSES:
         assert any(name.startswith(diagnosis.id) for name in planted), diagnosis.id
 

@@ -254,8 +254,8 @@ def test_findings(case: Case) -> None:
 def test_every_rule_has_a_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
     elsewhere = {"accelerate.trl-dataset-file", "accelerate.trl-no-test-split"}  # tests/frameworks/test_file_to_file.py
-    elsewhere |= {"accelerate.wrapped-class"}  # tests/first_hour/test_walk_trainer22.py
-    elsewhere |= {"accelerate.unsloth-precision"}  # tests/first_hour/test_walk_fta38.py
+    elsewhere |= {"accelerate.wrapped-class"}  # tests/first_hour/test_trainer_dtypes.py
+    elsewhere |= {"accelerate.unsloth-precision"}  # tests/first_hour/test_frozen_weights.py
     assert {rule.id for rule in frameworks.framework("accelerate").rules} <= found_somewhere | elsewhere
 
 

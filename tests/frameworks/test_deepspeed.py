@@ -233,7 +233,7 @@ def test_findings(case: Case) -> None:
 
 def test_every_rule_has_a_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
-    elsewhere = {"deepspeed.device-map"}  # of a program with a config: tests/first_hour/test_walk_ft21.py
+    elsewhere = {"deepspeed.device-map"}  # of a program with a config: tests/first_hour/test_trl_and_trainer_scripts.py
     assert {rule.id for rule in frameworks.framework("deepspeed").rules} <= found_somewhere | elsewhere
 
 

@@ -1,0 +1,161 @@
+"""What is saved, priced and advised is what other commands print."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshwright as package
+
+SFT = """
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 128, local_batch_size: 2, ckpt_every_steps: 200, max_steps: 1000}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B
+distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1, pp_size: 1, ep_size: 16, activation_checkpointing: true}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.chat_dataset.ChatDataset
+  path_or_dataset_id: /data/chats.jsonl
+  split: train
+  seq_length: 4096
+optimizer: {_target_: torch.optim.AdamW, lr: LR, betas: [0.9, 0.95], weight_decay: 0.0}
+lr_scheduler: {lr_decay_style: cosine, lr_warmup_steps: 50, min_lr: 1.0e-6}
+"""
+STEP = (
+    "2026-11-17 09:00:00 | INFO | nemo_automodel.recipes.llm.train_ft | step {step} | epoch 0 | loss {loss} | "
+    "grad_norm {norm} | lr {lr} | mem 43.20 GiB | tps 60357.74(1886.18/gpu) | num_label_tokens 311021\n"
+)
+TITAN = """
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 8
+global_batch_size = 512
+seq_len = 8192
+steps = 1000
+[parallelism]
+tensor_parallel_degree = 8
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_microbatch_size = 1
+[activation_checkpoint]
+mode = "none"
+"""
+TITAN_STEP = (
+    "[rank0]:[titan] 2026-11-17 09:00:00,101 - root - INFO - step: {step}  loss:  9.9  grad_norm:  1.2  "
+    "memory: 88.31GiB(63.17%)  tps: 976  tflops: 437.25  mfu: 44.19%\n"
+)
+OOM = (
+    "[rank3]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 3 has a total capacity of "
+    "139.81 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 138.60 GiB memory in use. "
+    "Of the allocated memory 120.22 GiB is allocated by PyTorch, and 12.41 GiB is reserved by PyTorch but unallocated."
+    "\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_saved_repair_is_named_with_its_fields(meshwright: Any) -> None:
+    Path("moe_sft.yaml").write_text(SFT.replace("lr: LR, ", ""))  # AutoModel's default rate, not the user's
+    words = ("recommend", "moe_sft.yaml", "--gpus", "4x8xH200", "--engine", "megatron")
+    found = meshwright(*words, "--save", "sized3.toml")
+    assert "lr 0.001" in found.out
+    rate = tomllib.loads(Path("sized3.toml").read_text())["optimizer"]["lr"]
+    assert "note: wrote sized3.toml: what the commands of this answer run, with the repair" in found.err
+    assert f"optimizer.lr={rate} in place of 0.001" in found.err
+    assert f"optimizer.lr={rate}" in found.out.partition("\nRun ")[2], "the file and the commands agree"
+    plain = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "unchanged25.toml")
+    assert plain.err.splitlines()[-1] == "note: wrote unchanged25.toml: the recipe of this plan"
+
+
+def test_a_warning_does_not_replace_the_rate_of_the_file(meshwright: Any) -> None:
+    Path("moe_sft.yaml").write_text(SFT.replace("LR", "1.0e-3"))
+    words = ("recommend", "moe_sft.yaml", "--gpus", "4x8xH200", "--engine", "megatron")
+    found = meshwright(*words, "--save", "sized3.toml")
+    assert tomllib.loads(Path("sized3.toml").read_text())["optimizer"]["lr"] == 0.001
+    assert "note: wrote sized3.toml: the recipe of this plan; the repair is not in it: " in found.err
+    assert "optimizer.lr=1e-05" in found.err
+    commands = found.out.partition("\nRun ")[2]
+    assert "without the repair, which would change your optimizer.lr" in commands
+    assert "optimizer.lr=" not in commands, "the file and the commands agree"
+
+
+@pytest.mark.parametrize("rate", ["1.0e-3", "1.5e-4"])
+@pytest.mark.parametrize("fine", [150, 40])
+def test_doctor_advises_no_rate_that_check_finds_too_high(meshwright: Any, rate: str, fine: int) -> None:
+    Path("sft.yaml").write_text(SFT.replace("LR", rate))
+    steps = [STEP.format(step=n, loss=1.5 - n / 400, norm=0.9, lr=rate) for n in range(fine)]
+    steps += [STEP.format(step=n, loss="nan", norm="nan", lr=rate) for n in range(fine, fine + 40)]
+    Path("run.log").write_text("| train_ft | World size: 32\n" + "".join(steps))
+    on = ("--gpus", "4x8xA100-80GB", "--json")
+    checked = meshwright("check", "sft.yaml", *on).json["findings"]
+    fix = next(one["fix"] for one in checked if one["rule"] == "learning_rate.fine-tuning")
+    found = meshwright("doctor", "run.log", "--recipe", "sft.yaml", *on).json["findings"]
+    remedies = next(one["remedies"] for one in found if one["rule"] == "loss.not-a-number")
+    assert "optimizer.lr=1e-05" in remedies[0]["try"], remedies
+    assert list(remedies[0]["there"]) == list(fix)
+
+
+def test_every_remedy_of_a_run_out_of_memory_counts_what_it_needed(meshwright: Any) -> None:
+    Path("titan.toml").write_text(TITAN)
+    lines = "".join(TITAN_STEP.format(step=n) for n in range(10, 610, 10))
+    Path("titan.log").write_text(lines + OOM)
+    answer = meshwright("doctor", "titan.log", "--gpus", "16x8xH200", "--recipe", "titan.toml", "--json").json
+    found = {one["rule"]: one for one in answer["findings"]}
+    needed = {one["name"]: one["value"] for one in found["memory.out-of-memory"]["evidence"]}
+    offset = needed["needed by this run"] - needed["estimate"]
+    assert offset > 50
+    tried = [
+        (one["rule"], remedy) for one in answer["findings"] for remedy in one["remedies"] if remedy.get("peak_gib")
+    ]
+    assert "memory.out-of-memory" in {id for id, _ in tried}
+    assert len(tried) >= 4
+    for id, remedy in tried:
+        assert remedy["peak_gib"] > offset, (id, remedy)
+        assert remedy["fits"], (id, remedy)
+        assert not any("layout.pp=2" in one for one in remedy["try"]), "61.8 GiB by its estimate alone"
+
+
+def test_size_says_where_its_length_is_from(meshwright: Any) -> None:
+    words = ("llama3.1-70b", "--gpus", "H200", "--goal", "pretrain", "--tokens", "120B", "--max-gpus", "16", "--json")
+    (length,) = [one for one in meshwright("size", *words).json["assumed"] if one["field"] == "data.seq_length"]
+    plan = meshwright("recommend", "llama3.1-70b", "--gpus", "2x8xH200", "--goal", "pretrain", "--json").json
+    assert length["value"] == str(plan["contract"]["seq_length"])
+    (change,) = [one for one in plan["changes"] if one["field"] == "data.seq_length"]
+    assert change["why"].partition(";")[0] in length["message"]
+    assert f"whose length is {change['from']:,}" in length["message"]
+
+
+def test_the_plans_of_python_have_the_requested_budget() -> None:
+    found = package.plan("llama3-8b", "8xH200", "pretrain", tokens="120B", price=3.2, top=2)
+    for one, listed in zip(found.plans, package.to_dict(found)["plans"], strict=True):
+        assert one.budget is not None
+        assert one.budget.days == pytest.approx(listed["budget"]["days"])
+        assert one.budget.cost == pytest.approx(listed["budget"]["cost"])
+    assert package.plan("llama3-8b", "8xH200", "pretrain", top=1).plans[0].budget is None
+
+
+@pytest.mark.parametrize(("option", "typed", "meant"), [("--seq", "8k", 8192), ("--seq-len", "16K", 16384)])
+def test_the_fix_of_a_length_is_in_digits(meshwright: Any, option: str, typed: str, meant: int) -> None:
+    words = ("export", "llama3-8b", "--to", "torchtitan", "--gpus", "8xH200", "--goal", "pretrain")
+    refused = meshwright(*words, option, typed)
+    assert f"fix:   data.seq_length={meant}" in refused.err
+    assert meshwright(*words, f"data.seq_length={meant}").code == 0
+
+
+@pytest.mark.parametrize("call", ["ibv_create_qp", "ibv_reg_mr"])
+def test_infiniband_without_memory_is_the_limit_of_locked_memory(meshwright: Any, call: str) -> None:
+    text = f"node3:811:902 [2] misc/ibvwrap.cc:246 NCCL WARN Call to {call} failed with error Cannot allocate memory"
+    first = meshwright("explain", text, "--json").json["matches"][0]
+    assert first["fix"][0].startswith("ulimit -l unlimited")
+    other = meshwright("explain", f"NCCL WARN Call to {call} failed with error Invalid argument", "--json").json
+    assert not other["matches"][0]["fix"][0].startswith("ulimit -l")

@@ -1,0 +1,157 @@
+"""Engines compared, fixes that can be pasted, imports with errors, batches that divide."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright import frameworks
+from meshwright.api import comparison, export, recommend
+from meshwright.planner.divisors import divided_batch
+from meshwright.rules import Finding
+
+
+@pytest.fixture
+def h100(tmp_path: Path) -> str:
+    file = tmp_path / "h100.toml"
+    file.write_text('gpu = "H100"\nnodes = 4\ngpus_per_node = 8\nnetwork_gb_s = "400 Gb/s"\n')
+    return str(file)
+
+
+def test_compare_has_the_layout_that_recommend_gives_each_engine(meshwright: Any, h100: str) -> None:
+    answer = meshwright("compare", "llama3-70b", "--gpus", h100, "--goal", "sft", "--seq", "8k", "--json").json
+    layouts = {}
+    for side in answer["sides"]:
+        if side["ok"]:
+            plan = recommend("llama3-70b", h100, "sft", seq="8k", engine=side["name"])
+            layouts[side["name"]] = {name: plan.layout_dict()[name] for name in ("tp", "pp", "cp", "recompute")}
+            assert layouts[side["name"]].items() <= side["layout"].items()
+    assert layouts["automodel"]["cp"] == 1
+    can_run = [side["ok"] for side in answer["sides"]]
+    assert can_run == sorted(can_run, reverse=True)
+    cannot = [side for side in answer["sides"] if not side["ok"]]
+    assert {"torchtitan", "kempnerforge"} <= {side["name"] for side in cannot}
+    assert all((side["estimate"], side["layout"], side["relative_speed"]) == (None, None, None) for side in cannot)
+    assert " % longer than meshwright" in str(answer["sides"][-4]["reasons"])
+
+
+def test_compare_lists_what_a_framework_refuses_last(meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("compare", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--engines", "automodel,deepspeed", "--json")
+    before = meshwright(*words).json["sides"]
+    assert [side["name"] for side in before] == ["automodel", "deepspeed"]
+    assert before[0]["contract"] == before[1]["contract"]
+    error = Finding("automodel.cp-packing", "error", "packed_sequence", "refused there", ())
+    monkeypatch.setattr(comparison, "framework_findings", lambda theirs, *_: [error] * (theirs.name == "automodel"))
+    answer = meshwright(*words).json
+    side = answer["sides"][-1]
+    assert (side["name"], side["ok"], side["estimate"], side["error"]) == ("automodel", False, None, "refused there")
+    assert "Cannot run it: automodel" in answer["answer"]
+    assert side["findings"][0]["rule"] == "automodel.cp-packing"
+
+
+MEGATRON = """\
+#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nproc-per-node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \\
+  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --disable-bias-linear \\
+  --normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights --seq-length 4096 \\
+  --max-position-embeddings 2048 --vocab-size 128256 --micro-batch-size 1 --global-batch-size 256 --bf16 \\
+  --train-iters 100 --lr 3e-4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 5 --sequence-parallel \\
+  --use-distributed-optimizer --recompute-activations --data-path data/text --tokenizer-model data/tokenizer
+"""
+
+
+def test_import_reports_what_check_finds(meshwright: Any, tmp_path: Path) -> None:
+    script, out = tmp_path / "mega.sh", tmp_path / "mine.toml"
+    script.write_text(MEGATRON)
+    checked = meshwright("check", str(script), "--json").json["findings"]
+    ended = meshwright("import", str(script), "--out", str(out), "--json")
+    assert (ended.code, ended.json["ok"], ended.json["findings"]) == (1, False, checked)
+    assert {"pipeline.even-split", "megatron-lm.position-embeddings"} <= {one["rule"] for one in checked}
+    assert out.exists()
+    assert "was written although" in ended.json["notes"][0]
+    assert ("max_position_embeddings", 2048) in [(o["key"], int(o["value"])) for o in ended.json["not_imported"][-1:]]
+    fixed = MEGATRON.replace("embeddings 2048", "embeddings 8192").replace("parallel-size 5", "parallel-size 4")
+    script.write_text(fixed)
+    ended = meshwright("import", str(script), "--json")
+    assert (ended.code, ended.json["ok"]) == (0, True)
+    assert "max_position_embeddings" not in str(ended.json["not_imported"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "divided"),
+    [(512, 80, 480), (4096, 80, 3840), (256, 80, 240), (512, 64, 512), (400, 80, 400), (64, 80, 64), (100, 96, 96)],
+)
+def test_a_batch_that_divides(batch: int, step: int, divided: int) -> None:
+    assert divided_batch(batch, step) == divided
+
+
+def test_a_suggested_batch_needs_no_second_suggestion() -> None:
+    gpus = "20x4xA100-80"
+    plan = recommend("qwen2.5-3b", gpus, "pretrain")
+    (found,) = [one for one in plan.suggestions if one.title == "scale the batch"]
+    assert int(found.overrides[0].partition("=")[2]) % 80 == 0
+    after = recommend("qwen2.5-3b", gpus, "pretrain", overrides=list(found.overrides))
+    assert after.ok
+    assert not [one for one in after.suggestions if "batch" in one.title]
+
+
+def test_a_batch_for_a_budget_divides_by_the_gpus(meshwright: Any) -> None:
+    words = ("recommend", "qwen2.5-3b", "--gpus", "20x4xA100-80", "--goal", "pretrain", "--tokens", "1T", "--json")
+    (note,) = [one for one in meshwright(*words).json["budget"]["notes"] if "is small for" in one]
+    assert int(re.findall(r"train.global_batch_size=(\d+)", note)[0]) % 80 == 0
+
+
+SFT70 = """\
+name = "sft70"
+model = "llama3_70b"
+goal = "sft"
+cluster = "4x8xH100"
+data = {dataset = "squad", seq_length = 8192, packing = true}
+train = {global_batch_size = 8, steps = 1000, per_token_loss = true}
+optimizer = {lr = 5e-06}
+schedule = {min_lr = 0.0}
+layout = {tp = 2, cp = 2, sp = true, recompute = "selective"}
+"""
+
+
+def test_the_fix_of_a_refused_job_can_be_pasted(meshwright: Any, tmp_path: Path) -> None:
+    recipe = tmp_path / "sft70.toml"
+    recipe.write_text(SFT70)
+    words = ("launch", str(recipe), "--to", "automodel", "--scheduler", "slurm", "--overwrite")
+    refused = meshwright(*words, "--write", str(tmp_path / "job"), "--json")
+    assert refused.code == 1
+    assert [one["rule"] for one in refused.json["error"]["findings"] if one["severity"] == "error"] == [
+        "automodel.cp-packing"
+    ]
+    (fix,) = refused.json["error"]["fix"]
+    assert all("=" in word and ":" not in word for word in fix.split())
+    for change in (fix, "data.packing=false"):
+        given = meshwright(*words, "--write", str(tmp_path / "job"), *change.split(), "--json")
+        assert given.code == 0, given.err
+        changed = "changed: data.packing True → False (contract): a new experiment" in given.json["notes"]
+        assert changed == (change == "data.packing=false")
+
+
+@pytest.mark.parametrize(
+    ("to", "fix", "ours"),
+    [
+        ("automodel", "packed_sequence.packed_sequence_size: 0", "data.packing=false"),
+        ("megatron-lm", "--global-batch-size 512", "train.global_batch_size=512"),
+        ("megatron-lm", "remove --sequence-parallel", "layout.sp=false"),
+        ("megatron-lm", "export CUDA_DEVICE_MAX_CONNECTIONS=1", ""),
+    ],
+)
+def test_a_fix_of_a_framework_in_our_keys(to: str, fix: str, ours: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "sft70.toml"
+    recipe.write_text(SFT70)
+    exported = export(str(recipe), to, overrides=["layout.cp=1", "layout.pp=2"])
+    checked, (name, text) = exported.checked, next(iter(exported.written.files.items()))
+    finding = Finding("any.rule", "error", "any", "a message", (fix,))
+    theirs = frameworks.framework(to)
+    found = frameworks.in_our_keys(theirs, frameworks.content_of(text, name), finding, checked.model, checked.cluster)
+    assert found.fix[-1:] == ((ours,) if ours else ())
+    assert (fix in found.no_fix) == (not ours)
