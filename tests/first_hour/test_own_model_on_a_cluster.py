@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,15 @@ def printed(*words: str) -> str:
     return out.getvalue()
 
 
+def answered(*words: str) -> dict[str, Any]:
+    """Return the JSON of a command; progress of a slow machine is on stderr."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        run_command([*words, "--json"])
+    answer: dict[str, Any] = json.loads(out.getvalue())
+    return answer
+
+
 def script(path: Path, places: str = "/a:/b", more: str = "", flags: str = "--log-interval 10") -> Path:
     """Write a user's batch script."""
     text = SCRIPT.replace("PLACES", places).replace("MORE", more).replace("FLAGS", flags)
@@ -81,7 +91,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("tokens", "days", "most"), [("1.5T", "46", 144), ("1.5T", "46", 150), ("1.2T", "38", 192)])
 def test_size_finds_the_smallest_count_in_time_between_its_coarse_counts(tokens: str, days: str, most: int) -> None:
     words = ("lab34b", "--goal", "pretrain", "--gpus", "lab.toml", "--seq", "8k", "--tokens", tokens, "--days", days)
-    answer = json.loads(printed("size", *words, "train.global_batch_size=576", "--max-gpus", str(most), "--json"))
+    answer = answered("size", *words, "train.global_batch_size=576", "--max-gpus", str(most))
     assert answer["in_time"]["gpus"] == 144
     assert answer["in_time"]["nodes"] == "18x8"
     assert max(answer["tried"]) == most // 8 * 8
@@ -178,7 +188,7 @@ def test_compare_of_a_list_in_python_is_compare_of_its_targets() -> None:
 def test_rules_without_a_match_say_so_and_a_mistyped_id_is_corrected() -> None:
     assert "no rule matches" in printed("rules", "zebra")
     assert "did you mean heads.attention?" in printed("rules", "heads.atention")
-    assert json.loads(printed("rules", "zebra", "--json"))["rules"] == []
+    assert answered("rules", "zebra")["rules"] == []
 
 
 @pytest.mark.parametrize("term", ["spare", "long context extension"])
@@ -210,7 +220,7 @@ SIGNAL = "#SBATCH --signal=B:USR1@300"
 )
 def test_check_reports_a_signal_that_saves_nothing(here: Path, more: str, flags: str, found: str) -> None:
     script(here / "job.sbatch", more=more, flags=flags)
-    answer = json.loads(printed("check", "job.sbatch", "--gpus", "4x8xH200", "--json"))
+    answer = answered("check", "job.sbatch", "--gpus", "4x8xH200")
     messages = [one for one in answer["findings"] if one["rule"] == "launch.signal"]
     assert bool(messages) == bool(found)
     assert all(found in one["message"] and one["line"] == 5 for one in messages)
