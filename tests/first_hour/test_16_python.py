@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -102,6 +103,20 @@ def test_errors_are_one_family_with_field_value_and_fix() -> None:
         mw.recommend("lama3-8b", "8xH100", "sft")
     assert caught.value.value == "lama3-8b"
     assert "llama3_8b" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ({"gpu": "RTX 4090"}, ['gpus="RTX 4090"']),
+        ({"data": "my chats.jsonl"}, ['dataset="my chats.jsonl"']),
+        ({"batch_size": 4}, ['overrides={"train.global_batch_size": 4}', 'overrides={"layout.micro_batch_size": 4}']),
+    ],
+)
+def test_fixes_of_parameters_are_python_not_shell(typed: dict[str, Any], fix: list[str]) -> None:
+    with pytest.raises(mw.MeshwrightError) as caught:
+        mw.recommend("qwen3-4b", goal="lora", **typed)
+    assert list(caught.value.fix) == fix
 
 
 def test_the_page_runs_and_lists_every_command() -> None:

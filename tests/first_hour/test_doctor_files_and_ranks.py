@@ -228,6 +228,34 @@ def test_a_megatron_run_that_ended_on_request_says_so(meshwright: Any, tmp_path:
     assert not [note for note in meshwright("doctor", str(log), "--json").json["notes"] if "the log ends" in note]
 
 
+OWN_STEPS = "".join(
+    f"step {step}/93  epoch 1.0/3.00  loss 5.3{step}  lr 3.5e-03  grad norm 0.1  tokens/s/rank 9,233  step time 0.2 s\n"
+    for step in range(10, 61, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (
+            "interrupted (Ctrl-C); checkpoint saved at step 63 in tuned; resume with: meshwright train tuned\n",
+            "interrupted (Ctrl-C); checkpoint saved at step 63 in tuned",
+        ),
+        (
+            "stopped early: no validation loss lower by more than 0 in 1 validation since step 50; 0 continues\n",
+            "stopped early: no validation loss lower by more than 0 in 1 validation since step 50",
+        ),
+        ("press Ctrl-C twice more to quit without saving\n", "without an error or a line that says the training ended"),
+    ],
+)
+def test_a_run_of_ours_that_ended_on_request_says_so(line: str, shown: str, meshwright: Any, tmp_path: Path) -> None:
+    (log := tmp_path / "train.log").write_text(OWN_STEPS + line)
+    notes = [one for one in meshwright("doctor", str(log), "--json").json["notes"] if "the log ends" in one]
+    assert len(notes) == 1
+    assert notes[0].startswith("the log ends at step 60 of 93")
+    assert shown in notes[0]
+
+
 def test_the_length_of_the_users_file_shows_that_a_log_is_cut(meshwright: Any, tmp_path: Path) -> None:
     log, file = tmp_path / "train.log", tmp_path / "mine.toml"
     log.write_text(titan())

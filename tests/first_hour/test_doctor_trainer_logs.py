@@ -86,6 +86,9 @@ def test_a_batch_that_only_a_shipped_recipe_has_is_no_measurement(meshwright: An
     assert "tokens/s/GPU" not in figures(answer.json)
     assert answer.json["findings"] == []
     assert "train.global_batch_size=N" in answer.json["not_examined"]["speed.low-mfu"]
+    note = next(one for one in answer.json["notes"] if "global batch size" in one)
+    assert "the step time is not compared with an estimate; train.global_batch_size=N compares it" in note
+    assert "the estimate assumes" not in note, "there is no estimate to compare with"
 
 
 def test_tokens_per_step_are_compared_with_the_file(meshwright: Any, tmp_path: Path) -> None:

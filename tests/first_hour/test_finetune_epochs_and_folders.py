@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -232,5 +233,10 @@ def test_shares_of_an_epoch_follow_from_the_rows(here: Path, model: Path, meshwr
         ):
             refused = meshwright("train", *target, *more, typed)
             assert f"use {fix}" in refused.err.replace("fix:   ", "use "), refused.err
+    packed = (*more[:3], "data.packing=true", "data.seq_length=64", "train.global_batch_size=2")
+    steps = 3 * math.ceil((here / "qa.jsonl").stat().st_size / 4 / 64) / 2
+    about = meshwright("recommend", "qwen3_600m_sft_config", "--gpus", "1xRTX4090", *packed, "warmup_ratio=0.1")
+    assert f"(0.1 of about {math.ceil(steps)} steps of train.epochs=3)" in about.err
+    assert f"fix:   schedule.warmup_steps={round(0.1 * math.ceil(steps))}\n" in about.err  # not the recipe's own 50
     unknown = meshwright("check", "qwen3_600m_sft_config", "--gpus", "1xH100", "eval_strategy=epoch")
     assert "the steps of an epoch follow from the data" in unknown.err

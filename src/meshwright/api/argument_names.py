@@ -121,7 +121,27 @@ VALUE_NAMES = ("dtype", "precision", "mixed_precision", "torch_dtype")
 MODEL_FORMATS = ("hf", "huggingface", "hugging-face", "transformers", "safetensors", "pytorch")
 
 
-def meant_option(name: str, value: str, options: Collection[str], takes_overrides: bool, command: str) -> list[str]:
+def pasted(text: str, value: str) -> str:
+    """Return an option or override as a shell needs it: a value with spaces is quoted."""
+    if not any(sign.isspace() for sign in value):
+        return text
+    return text.replace(value, shlex.quote(value)) if text.startswith("--") else shlex.quote(text)
+
+
+def as_is(text: str, value: str) -> str:
+    """Return an option or override for a surface that quotes values itself: Python and JSON."""
+    del value
+    return text
+
+
+def meant_option(
+    name: str,
+    value: str,
+    options: Collection[str],
+    takes_overrides: bool,
+    command: str,
+    quoted: Callable[[str, str], str] = pasted,
+) -> list[str]:
     """Return what to write for an option of another tool; empty if this command has nothing like it."""
     if command == "export" and value.lower() in MODEL_FORMATS:
         return ["meshwright convert RUN OUT"]
@@ -142,17 +162,10 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
         one: ranks if one.startswith("--nproc") else _plain_length(one.partition("=")[0], value or "VALUE")
         for one in OTHER_OPTIONS.get(name, ())
     }
-    written = [pasted(one.format(value=text, name=name), text) for one, text in values.items()]
+    written = [quoted(one.format(value=text, name=name), text) for one, text in values.items()]
     fitting = [one for one in written if one.split()[0] in options or (takes_overrides and not one.startswith("--"))]
     alike = [one for one in fitting if one.startswith("--") == fitting[0].startswith("--")]
     return alike if name in ("batch_size", "bs", "train_batch_size") else fitting[:1]
-
-
-def pasted(text: str, value: str) -> str:
-    """Return an option or override as a shell needs it: a value with spaces is quoted."""
-    if not any(sign.isspace() for sign in value):
-        return text
-    return text.replace(value, shlex.quote(value)) if text.startswith("--") else shlex.quote(text)
 
 
 def repeats_goal(name: str, value: str, goal: str) -> bool:
@@ -320,7 +333,7 @@ def unknown_parameters(function: str, given: Mapping[str, Any], flags: Mapping[s
     if hint and any(not text for _, (text, _) in others):
         reason += f"; {known}"
     fixes = [one for _, fix in meant.values() for one in fix[: None if len(meant) == 1 else 1]]
-    return ArgumentError(reason, field=first, value=given[first], fix=_one_call(fixes))
+    return ArgumentError(reason, field=first, value=given[first], fix=_one_call(fixes) if others else fixes)
 
 
 def _one_call(fixes: Sequence[str]) -> list[str]:
@@ -355,7 +368,8 @@ def _meant(function: str, name: str, value: Any, flags: Mapping[str, str], write
     takes_overrides = "overrides" in flags
     other = [one for one in PARAMETERS.get(typed, ()) if one in flags][:1]
     written = [writer.parameter(one, text) for one in other] or [
-        _written(one, flags, writer) for one in meant_option(typed, text, flags.values(), takes_overrides, function)
+        _written(one, flags, writer)
+        for one in meant_option(typed, text, flags.values(), takes_overrides, function, as_is)
     ]
     if written:
         return f"write {' or '.join(written)}", written

@@ -22,11 +22,11 @@ from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.padding import padding_of
+from meshwright.recipes.replacements import bytes_per_token
 from meshwright.recipes.types import Data, Engine, Recipe, recipe_fields
 from meshwright.rules import Finding
 from meshwright.rules.data import few_steps, needs_equal_lengths, streams_unknown_lengths
 
-BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
 MAX_TOKENIZED_BYTES = 2**24  # larger files are tokenized by samples and train only
 MANY_PASSES = 5  # as train warns
@@ -335,7 +335,7 @@ def _saving(recipe: Recipe, lengths: Any, padded: float, width: float, mean: flo
 def _mean(recipe: Recipe, tokens: float) -> str:
     """Return the tokens of a sample on average, and how they were counted."""
     name = _tokenized_with(recipe)
-    how = f"counted with {name}" if name else f"at {_bytes_per_token(recipe):g} bytes each"
+    how = f"counted with {name}" if name else f"at {bytes_per_token(recipe):g} bytes each"
     return f"about {tokens:,.0f} tokens ({how})"
 
 
@@ -349,9 +349,9 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
     kept = 1 - data.validation_part
     lengths, name = _own_lengths(recipe), _tokenized_with(recipe)
     if recipe.goal == "pretrain" or (data.packing and lengths is None):
-        tokens = kept * sum(sizes) / _bytes_per_token(recipe)
+        tokens = kept * sum(sizes) / bytes_per_token(recipe)
         samples = max(ceil(tokens / data.seq_length), 1)
-        return _Counted(samples, f"about {_packed(samples)}, at {_bytes_per_token(recipe):g} bytes per token", tokens)
+        return _Counted(samples, f"about {_packed(samples)}, at {bytes_per_token(recipe):g} bytes per token", tokens)
     if data.packing and lengths is not None:
         from meshwright.engine.data.packing import pack
 
@@ -385,7 +385,7 @@ def _packed(samples: int) -> str:
 
 def _estimated(recipe: Recipe, samples: int) -> str:
     """Return a number of packed samples that was counted without the tokenizer, in words."""
-    text = f"about {_packed(samples)}, at {_bytes_per_token(recipe):g} bytes per token"
+    text = f"about {_packed(samples)}, at {bytes_per_token(recipe):g} bytes per token"
     return (
         f"{text}, rows longer than data.seq_length={recipe.data.seq_length} {_CUT.get(recipe.data.truncation, 'cut')}"
     )
@@ -399,10 +399,6 @@ def _part(lengths: Any, share: float) -> Any:
     if share == 1:
         return lengths
     return np.random.default_rng(0).permutation(lengths)[: max(round(share * len(lengths)), 1)]
-
-
-def _bytes_per_token(recipe: Recipe) -> float:
-    return 1.0 if recipe.data.tokenizer == "bytes" else BYTES_PER_TOKEN
 
 
 def _sizes(path: Path) -> list[int]:
@@ -424,7 +420,7 @@ def _own_lengths(recipe: Recipe) -> Any | None:
     found = _lengths(str(path), data.split, sum(sizes), path.stat().st_mtime_ns)
     if found is None:
         return None
-    lengths, most = np.maximum(found / _bytes_per_token(recipe), 1.0), data.seq_length + 1
+    lengths, most = np.maximum(found / bytes_per_token(recipe), 1.0), data.seq_length + 1
     fitting = lengths[lengths <= most] if data.truncation == "drop" else np.minimum(lengths, most)
     return fitting if len(fitting) else None
 

@@ -15,7 +15,8 @@ from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
 
 FROM_SCRATCH = "It started again at step 1: no checkpoint was loaded, or the file holds several runs"
-REQUESTED_END = "exiting program"  # Megatron's: at its time limit, a signal or an interval
+REQUESTED_END = ("exiting program", "interrupted", "preempted", "stopped early")
+"""Ends before the last step: Megatron's at its time limit, a signal or an interval, and ours."""
 SOME_LATE = "some ranks never reached it"  # in the meaning of a hang
 TARGET_SHARE = 0.01  # target share of the run time for blocking checkpoints
 

@@ -180,10 +180,16 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
             return
         source = source_of_batch(run, case.world)
         unusual = f" ({source} fit {found.samples:.4g}, no usual number)" if found else ""
-        yield (
-            f"the log does not state the global batch size: it is unknown{unusual}; the estimate assumes {batch}, the "
-            "recipe's; train.global_batch_size=N changes it"
-        )
+        unknown = f"the log does not state the global batch size: it is unknown{unusual}"
+        timed = any(one.seconds for one in run.steps)
+        tokens = any(one.tokens_per_s or one.all_tokens_per_s for one in run.steps)
+        if tokens or not timed or run.header.logged_tokens(case.world):
+            yield f"{unknown}; the estimate assumes {batch}, the recipe's; train.global_batch_size=N changes it"
+        else:
+            yield (
+                f"{unknown}, and the step time is not compared with an estimate; train.global_batch_size=N compares "
+                f"it (the recipe has {batch})"
+            )
 
 
 def file_differences(run: Run, recipe: Recipe, extra: tuple[str, ...]) -> tuple[FieldDifference, ...]:

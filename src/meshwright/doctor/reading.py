@@ -41,12 +41,12 @@ EVENTS = "events.out.tfevents"  # of TensorBoard
 STDIN = "-"
 MAX_KEYS = 8  # of an unknown record in an error
 BINARY = 0.05  # share of control characters
-END_HINTS = ("raining", "exiting program", "'train_runtime'", "train_runtime")
+END_HINTS = ("raining", "exiting program", "'train_runtime'", "train_runtime", "checkpoint saved", "stopped early")
 END = re.compile(
     r"after training is done|[Tt]raining (?:is )?(?:completed|finished|done)\b|exiting program [^\]\n]*|'train_runtime'"
-    r"|\btrain_runtime\b"
+    r"|\btrain_runtime\b|\b(?:interrupted|preempted)[^;\n]*; checkpoint saved at step [^;,\n]*|\bstopped early: [^;\n]*"
 )
-"""How trainers end: Megatron-LM, torchtitan, AutoModel and the Hugging Face Trainer."""
+"""How trainers end: Megatron-LM, torchtitan, AutoModel, the Hugging Face Trainer and ours."""
 METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.jsonl"
 
 

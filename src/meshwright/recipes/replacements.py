@@ -21,6 +21,7 @@ ON = ("true", "yes", "1")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 RUN_OPTIONS = {"azure_ml": "", "all": "wandb"}
 LINES = (".jsonl", ".ndjson")
+BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
 NEW_RUN = "runs/my-run"
 VALIDATION_SECTIONS = ("val", "valid", "validate", "validation", "validator", "eval", "evaluation", "holdout", "dev")
 """Words of other tools for a section of settings of the validation: validation.dataset, eval.interval."""
@@ -127,11 +128,13 @@ def _value(key: str, text: str, recipe: Recipe) -> tuple[str, str]:
     name, layout, train = key.rpartition(".")[2], recipe.layout, recipe.train
     if name == "warmup_ratio":
         if train.epochs or not train.steps:
-            own, steps = recipe.schedule.warmup_steps, round((train.epochs or 0) * (_epoch_steps(recipe) or 0))
+            in_epoch, about = _epoch_steps_or_about(recipe)
+            own, steps = recipe.schedule.warmup_steps, ceil(round((train.epochs or 0) * (in_epoch or 0), 6))
             if steps:
+                warmup = round(float(text) * steps)
                 return str(
-                    round(float(text) * steps)
-                ), f" ({text} of the {plural(steps, 'step')} of train.epochs={train.epochs:g})"
+                    warmup
+                ), f" ({text} of {about or 'the '}{plural(steps, 'step')} of train.epochs={train.epochs:g})"
             return str(own), f" (the steps of train.epochs follow from the data; {own} is the recipe's own)"
         return str(max(round(float(text) * train.steps), 0)), f" ({text} of train.steps={train.steps})"
     if name in ("gradient_accumulation_steps", "grad_accum_steps"):
@@ -161,8 +164,12 @@ def _every(name: str, text: str, recipe: Recipe) -> tuple[str, str]:
     own = {"save": recipe.checkpoint.save_every, "logg": recipe.train.log_every}.get(name[:4], recipe.train.eval_every)
     every, why = own or max(recipe.train.steps // 10, 1), ""
     per_epoch = int(text) if name.endswith("_per_epoch") else 1 if text.lower() == "epoch" else 0
-    if per_epoch and (steps := _epoch_steps(recipe)):
-        every, why = max(round(steps / per_epoch), 1), f" ({steps:.4g} steps are an epoch of {recipe.data.dataset})"
+    steps, about = _epoch_steps_or_about(recipe) if per_epoch else (None, "")
+    if steps:
+        every, why = (
+            max(round(steps / per_epoch), 1),
+            f" ({about}{steps:.4g} steps are an epoch of {recipe.data.dataset})",
+        )
     elif per_epoch:
         why = " (the steps of an epoch follow from the data: train prints its samples at the start)"
     data = recipe.data
@@ -170,12 +177,35 @@ def _every(name: str, text: str, recipe: Recipe) -> tuple[str, str]:
     return f"{every}" if not name.startswith("eval") or held_out else f"{every} data.validation_part=0.1", why
 
 
+def _epoch_steps_or_about(recipe: Recipe) -> tuple[float | None, str]:
+    """Return the steps of an epoch of a local file and "about " if its samples are packed; None if unknown."""
+    if (exact := _epoch_steps(recipe)) is not None:
+        return exact, ""
+    path, data = _local_lines(recipe), recipe.data
+    if path is None or not data.packing:
+        return None, ""
+    tokens = path.stat().st_size / bytes_per_token(recipe)
+    kept = max(1.0, tokens * (1 - data.validation_part) / data.seq_length)
+    return ceil(kept) / recipe.train.global_batch_size, "about "
+
+
+def bytes_per_token(recipe: Recipe) -> float:
+    """Return the bytes of a text file per token, for lengths that are not counted with the tokenizer."""
+    return 1.0 if recipe.data.tokenizer == "bytes" else BYTES_PER_TOKEN
+
+
+def _local_lines(recipe: Recipe) -> Path | None:
+    """Return the file of fine-tuning samples on this machine that a recipe trains on, one per line; None without."""
+    path = Path(recipe.data.dataset).expanduser()
+    if recipe.goal == "pretrain" or recipe.data.blend or path.suffix.lower() not in LINES:
+        return None
+    return None if file_access.closed() or not path.is_file() else path
+
+
 def _epoch_steps(recipe: Recipe) -> float | None:
     """Return the steps of an epoch of a file with one sample per line; None for other data, and packed samples."""
-    path = Path(recipe.data.dataset).expanduser()
-    if recipe.goal == "pretrain" or recipe.data.packing or recipe.data.blend or path.suffix.lower() not in LINES:
-        return None
-    if file_access.closed() or not path.is_file():
+    path = _local_lines(recipe)
+    if path is None or recipe.data.packing:
         return None
     with path.open("rb") as file:
         rows = sum(bool(line.strip()) for line in file)
