@@ -184,6 +184,12 @@ CASES = (
         '"activation_checkpointing": {"partition_activations": true, "contiguous_memory_optimization": true},',
         ("deepspeed.contiguous-checkpoints", 5),
     ),
+    broken(
+        "fraction",
+        '"gradient_clipping": 1.0,',
+        '"fp16": {"loss_scale_window": 0.5},',
+        ("deepspeed.whole-number", 5),
+    ),
     broken("auto not filled", '"overlap_comm": true', '"sub_group_size": "auto"', ("deepspeed.auto-not-filled", 9)),
     broken("unknown dtype", '"gradient_clipping": 1.0', '"communication_data_type": "int8"', ("value.invalid", 5)),
     broken("not a boolean", '"overlap_comm": true', '"overlap_comm": "maybe"', ("value.invalid", 9)),

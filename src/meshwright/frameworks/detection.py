@@ -7,13 +7,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from meshwright.choices import FRONT_ENDS
 from meshwright.choices import Framework as FrameworkName
 from meshwright.errors import InputError, some
-from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.native import is_native, looks_native, train_command
-from meshwright.frameworks.other_trainers import OtherTrainerError, other_loss, other_trainer
+from meshwright.frameworks.other_trainers import OtherLossError, OtherTrainerError, other_loss, other_trainer
 from meshwright.frameworks.registry import FORMATS, READ, framework
 
 if TYPE_CHECKING:
@@ -82,7 +84,8 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
     end = _front_end_of(content) if content.format == "shell" else None
     if front_ends and end is not None:
         return end
-    if (loss := other_loss(content)) is not None:
+    loss = other_loss(content)
+    if loss is not None and not front_ends:
         raise loss
     if end is not None and end.name not in READ_COMMANDS:  # its --deepspeed may be a name, and its defaults differ
         raise OtherTrainerError(end.title, _with_settings(end, content))
@@ -92,6 +95,10 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
         scores |= {name: framework(name).detect(content) for name in others}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
+    if loss is not None:
+        if best == 0:
+            raise loss
+        return without_estimate(framework(found[0]), loss)
     if best == 0:
         seen = f"; its top-level keys are {some(sorted(content.top_level_keys()), 6)}" if content.settings else ""
         if front_ends and (found_end := _front_end_of(content)) is not None:
@@ -123,6 +130,17 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
             fix=[f"--framework {name}" for name in found],
         )
     return framework(found[0])
+
+
+def without_estimate(found: Framework, loss: OtherLossError) -> Framework:
+    """Return the framework of a file with another loss: its keys and values are checked, as those of a front end."""
+
+    def parse(content: Content) -> ParsedConfig:
+        parsed = found.parse(content)
+        note = f"the program {loss.does}: keys and values are checked, {NOT_ESTIMATED}"
+        return msgspec.structs.replace(parsed, model=None, notes=(*parsed.notes, note))
+
+    return msgspec.structs.replace(found, parse=parse)
 
 
 def _without_training(content: Content) -> InputError | None:

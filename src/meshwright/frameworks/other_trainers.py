@@ -124,7 +124,8 @@ class OtherLossError(OtherTrainerError):
         adapts = bool(re.search(r"--use_peft|LoraConfig\(|get_peft_model\(", text))
         adapts = adapts or (library == SWIFT and not _SWIFT_FULL.search(text))  # its default is LoRA
         goal: Goal = "peft" if adapts else "sft"
-        reason = f"{trains(title_of(title), library)}: {NOT_PLANNED}"
+        self.does = trains(title_of(title), library)
+        reason = f"{self.does}: {NOT_PLANNED}"
         there = shlex.quote(_gpus(content, gpus, goal)[0])
         fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {there}"
         InputError.__init__(self, reason, field="file", value=content.path, fix=(fix,))

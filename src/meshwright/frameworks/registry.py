@@ -33,7 +33,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "accelerate": {
         "yaml": ("distributed_type", "compute_environment"),
         "shell": ("accelerate", "trl", "per_device_train_batch_size", "num_train_epochs"),
-        "python": ("TrainingArguments(", "SFTConfig(", "SFTTrainer("),
+        "python": ("TrainingArguments(", "SFTConfig(", "Trainer("),
     },
 }
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).

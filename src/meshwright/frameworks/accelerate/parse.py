@@ -18,6 +18,7 @@ from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.constructors import constructor_findings
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.hf_arguments import as_parsed, flags_without_value
+from meshwright.frameworks.imported_trainers import trainer_call
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.trainer import (
@@ -45,6 +46,7 @@ from meshwright.frameworks.trainer_fields import (
 )
 from meshwright.frameworks.trainer_files import (
     PATIENCE,
+    TRAINERS,
     config_beside,
     file_arguments,
     names_deepspeed,
@@ -82,6 +84,7 @@ PROGRAM_READ = (
     "launch --config_file FILE"
 )
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
+FROM_COMMAND = "the arguments of the Trainer come from the command that starts the program: check its script too"
 UNSLOTH_NOTE = (
     "Unsloth's own kernels and gradient checkpointing are not modelled: the estimate is that of TRL, and Unsloth "
     "usually needs less memory and time"
@@ -134,7 +137,9 @@ FILLED_FROM_YAML = {
 
 def detect(content: Content) -> int:
     if content.format == "python":
-        return 2 if file_arguments(content) and not names_deepspeed(content) else 0
+        stated = any(f"{name}(" in content.text for name in TRAINERS) and bool(file_arguments(content))
+        is_trainer = stated or trainer_call(content) is not None
+        return 2 if is_trainer and not names_deepspeed(content) else 0
     if content.format == "yaml":
         return 3 if {"distributed_type", "compute_environment"} & content.settings.keys() else 0
     if any(launch.launcher == "accelerate" for launch in content.launches):
@@ -237,12 +242,13 @@ def parse_arguments_of(
 def _of_program_alone(content: Content) -> ParsedConfig:
     """Return what a Python program trains by its own arguments, without a config of Accelerate."""
     arguments, trl = file_arguments(content), uses_trl(content)
-    where = next(iter(arguments.values()), None)
+    where = next(iter(arguments.values()), None) or trainer_call(content)
     if where is None:
         raise InputError("constructs no arguments of the Trainer or TRL", field="file", value=content.path)
     settings = dict(_settings_of_trainer(where, arguments, alone=False, trl=trl))
     parsed = _parsed(content, settings, GpuRequest(), arguments, trl, trl=trl)
     notes = (*(one for one in parsed.notes if "num_processes" not in one), PROGRAM_READ, *_not_read(arguments))
+    notes = notes if arguments else (*notes, FROM_COMMAND)
     notes = (*notes, UNSLOTH_NOTE) if uses_unsloth(content) else notes
     findings = (*constructor_findings(content), *parsed.findings)
     return msgspec.structs.replace(parsed, findings=findings, notes=notes)

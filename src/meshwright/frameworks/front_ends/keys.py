@@ -63,6 +63,7 @@ def key_findings(
                 continue
             is_foreign = one.has_other_programs and not is_command  # the file's program may have keys of its own
             near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
+            near = "" if is_foreign and isinstance(setting.value, list) and name == f"{near}s" else near
             right = ".".join((*parts[:depth], near))
             refuses = one.rejects and not is_open and not owner and not is_foreign
             is_typo = bool(near) and (not is_others or is_slip(name, near))

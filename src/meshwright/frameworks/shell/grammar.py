@@ -80,8 +80,8 @@ class Parser(WordReader):
             found = BLANKS.match(self.text, self.pos, self.end)
             if found:
                 self.pos = found.end()
-            elif self.peek() == "\\" and self.peek(1) == "\n":
-                self.pos += 2
+            elif self.peek() == "\\" and (self.peek(1) == "\n" or self.ends_script()):
+                self.pos += 1 + len(self.peek(1))
                 continued = True
             else:
                 break

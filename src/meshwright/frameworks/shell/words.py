@@ -140,10 +140,14 @@ class WordReader:
             return False
         return True
 
+    def ends_script(self) -> bool:
+        """Return whether the character here is the last of the script: bash drops a backslash there."""
+        return self.pos + 1 == len(self.text)
+
     def _escape(self, mode: str, quoted: bool, out: list[Part]) -> None:
         following = self.peek(1)
-        if following == "\n":
-            self.pos += 2
+        if following == "\n" or self.ends_script():
+            self.pos += 1 + len(following)
             return
         if mode == "plain" and (found := TRAILING.match(self.text, self.pos, self.end)):
             reason = "whitespace after the backslash ends the command; the next line is a new command"

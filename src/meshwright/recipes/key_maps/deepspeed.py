@@ -33,6 +33,10 @@ def _removed(key: str, note: str, instead: str = "", until: str = REMOVED_IN) ->
     return ConfigKey(key, status="removed", until=until, note=note, replacement=instead)
 
 
+BF16 = ("bf16", "bfloat16")
+LOSS_SCALE = ("auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+    "consecutive_hysteresis", "min_loss_scale")  # fmt: skip
+"""Keys of fp16 that releases before 0.17.1 ignored in the section of bf16."""
 ZERO_STAGES = {0: ("ddp", True), 1: ("zero1", True), 2: ("fsdp2", False), 3: ("fsdp2", True)}
 """ZeRO stage → (layout.strategy, reshard_after_forward): stage 2 shards everything except parameters."""
 DEEPSPEED_OPTIMIZERS = ("Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", "MuAdam", "MuAdamW", "MuSGD")
@@ -115,12 +119,13 @@ KEYS: tuple[ConfigKey, ...] = (
     ),
     ConfigKey("bf16.check_grad_overflow", default=True, type="bool", since="0.18"),
     *_bool_keys("bfloat16.", "enabled immediate_grad_update"),
+    *(_removed(f"{part}.{key}", "only fp16 has a loss scale", until="0.17.1") for part in BF16 for key in LOSS_SCALE),
     *_bool_keys("fp16.", "enabled auto_cast consecutive_hysteresis fp16_master_weights_and_grads"),
     ConfigKey("fp16.loss_scale", default=0, type="float"),
-    ConfigKey("fp16.initial_scale_power", default=16, type="int"),
-    ConfigKey("fp16.loss_scale_window", default=1000, type="int"),
-    ConfigKey("fp16.hysteresis", default=2, type="int"),
-    ConfigKey("fp16.min_loss_scale", default=1, type="int"),
+    ConfigKey("fp16.initial_scale_power", default=16, type="float"),
+    ConfigKey("fp16.loss_scale_window", default=1000, type="float"),
+    ConfigKey("fp16.hysteresis", default=2, type="float"),
+    ConfigKey("fp16.min_loss_scale", default=1, type="float"),
     ConfigKey("torch_autocast.enabled", default=False, type="bool", since="0.16.8"),
     ConfigKey("torch_autocast.dtype", type="str"),
     ConfigKey("torch_autocast.lower_precision_safe_modules", type="list"),

@@ -12,6 +12,19 @@ from meshwright.frameworks.deepspeed.rules.common import STAGE, ZERO, is_on, sta
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
 
+CONFIGURED = " in programs that call deepspeed.checkpointing.configure; others do not read this section"
+WHOLE_NUMBERS = tuple(f"fp16.{name}" for name in ("initial_scale_power", "loss_scale_window", "hysteresis",
+    "min_loss_scale"))  # fmt: skip
+
+
+def _fractions(ctx: RuleContext) -> Iterator[Problem]:
+    for key in WHOLE_NUMBERS:
+        value = ctx.get(key)
+        if isinstance(value, float) and not value.is_integer():
+            yield Problem(
+                f"{key}={value:g}: DeepSpeed since 0.17.1 requires an integer; older versions accept it", key=key
+            )
+
 
 def _contiguous_checkpoints(ctx: RuleContext) -> Iterator[Problem]:
     part = "activation_checkpointing."
@@ -20,14 +33,14 @@ def _contiguous_checkpoints(ctx: RuleContext) -> Iterator[Problem]:
     key = f"{part}contiguous_memory_optimization"
     if not is_on(ctx, f"{part}partition_activations"):
         yield Problem(
-            "contiguous_memory_optimization requires partition_activations",
+            f"contiguous_memory_optimization requires partition_activations{CONFIGURED}",
             (format_setting(f"{part}partition_activations", True),),
             key,
         )
     if not ctx.get(f"{part}number_checkpoints"):
         layers = ctx.case.layers if ctx.case else 32
         yield Problem(
-            "contiguous_memory_optimization requires number_checkpoints",
+            f"contiguous_memory_optimization requires number_checkpoints{CONFIGURED}",
             (format_setting(f"{part}number_checkpoints", layers),),
             key,
         )
@@ -160,7 +173,10 @@ def _auto_not_filled(ctx: RuleContext) -> Iterator[Problem]:
 
 
 RULES = (
-    FrameworkRule("deepspeed.contiguous-checkpoints", "error", (), _contiguous_checkpoints,
+    FrameworkRule("deepspeed.whole-number", "warning", WHOLE_NUMBERS, _fractions,
+        symptom="ValidationError: Input should be a valid integer, got a number with a fractional part",
+        cause="the section is a pydantic model since 0.17.1"),
+    FrameworkRule("deepspeed.contiguous-checkpoints", "warning", (), _contiguous_checkpoints,
         symptom="AssertionError when activation checkpointing is configured",
         cause="the contiguous buffer is allocated before the first layer runs"),
     FrameworkRule("deepspeed.sequence-parallel", "error", ("sequence_parallel_size",), _sequence_parallel,
