@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, frameworks, planner
+from meshwright import clusters, frameworks, launch, planner
 from meshwright.api import requests, run_comparison
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.engine_configs import CONFIGS, exported_for
@@ -293,6 +293,8 @@ def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], tuple
     except InputError as error:
         return (), (), error.reason
     theirs = frameworks.framework(written.framework)
+    if number := launch.lost_number(plan, theirs):
+        return written.unmapped, (), number
     found = framework_findings(theirs, written, plan.case.model, plan.question.cluster)
     return written.unmapped, tuple(one for one in found if one.severity == "error"), ""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from math import gcd
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,19 +27,35 @@ from meshwright.recipes.types import Recipe, recipe_fields
 SAME_MODEL = 0.25  # of the parameters: counts differ by tied embeddings, other models by more
 
 
+class _Measured(NamedTuple):
+    """What the runs of a path measured, and what is assumed about them, as the end of their name."""
+
+    rows: list[Measurement]
+    assumed: str = ""  # about the model
+    gpus: str = ""  # about the GPUs; empty if the runs name theirs
+    words: str = ""  # arguments with which `calibrate` measures the same
+
+
 def calibration_like(run: str, question: Question, job: Job | None) -> Calibration:
     """Return the shipped calibration with the speed of a run, for the plan that a question is about."""
     on = question.cluster
     try:
-        rows, assumed = _measured(Path(run), question, job)
-        profiles = calibrate.from_runs(rows, run + assumed)
+        found = _measured(Path(run), question, job)
     except InputError as error:
         raise InputError(error.reason, field="like", value=run, fix=error.fix or _calibrating(run, question)) from None
+    naming = _naming_gpus(run, found) if found.gpus else ()
+    try:
+        profiles = calibrate.from_runs(found.rows, run + found.assumed + found.gpus)
+    except InputError as error:
+        raise InputError(error.reason + found.gpus, field="like", value=run, fix=naming or error.fix) from None
     profile = next((one for one in profiles if one.gpu == on.gpu.name), None)
     if profile is None:
         names = ", ".join(one.gpu for one in profiles)
         reason = f"the run is on {names}, and the plan is for {on.gpu.name}: its speed says nothing about that"
         raise InputError(reason, field="like", value=run, fix=("remove --like", f"--gpus 8x{profiles[0].gpu}"))
+    if naming and profile.is_far_off:
+        how = f"if the run was on other GPUs than {on.gpu.name}, name them: {', then '.join(naming)}"
+        profile = msgspec.structs.replace(profile, doubts=(*profile.doubts, how))
     return calibrate.with_machine(profile)
 
 
@@ -48,26 +66,34 @@ def _calibrating(run: str, question: Question) -> tuple[str, ...]:
     return typed, "--calibration mine.toml"
 
 
-def _measured(path: Path, question: Question, job: Job | None) -> tuple[list[Measurement], str]:
-    """Return what the runs of a path measured, and what is assumed about them, as the end of their name."""
+def _naming_gpus(run: str, found: _Measured) -> tuple[str, ...]:
+    """Return the commands that fit the speed of a log whose GPUs the user names."""
+    worlds = [row.case.cluster.world for row in found.rows if row.case is not None]
+    gpus = f"--gpus {worlds[0] if worlds else 8}xGPU"
+    words = " ".join(filter(None, ("meshwright calibrate", run, found.words, gpus, "--out mine.toml")))
+    return words, "--calibration mine.toml"
+
+
+def _measured(path: Path, question: Question, job: Job | None) -> _Measured:
+    """Return what the runs of a path measured."""
     if is_table(path):
         rows, notes = read_with_notes(path)
-        return rows, "".join(f"; {note}" for note in notes)
+        return _Measured(rows, "".join(f"; {note}" for note in notes))
     if path.is_dir() and any(path.rglob(METRICS)):
-        return runs_in(path)[0], ""
+        return _Measured(runs_in(path)[0])
     run = doctor.read(path)
     ran_on = _cluster_of(run, question.cluster)
-    found, taken = _measured_log(run, ran_on, question, job)
-    if isinstance(found, str):
-        reason = found.removeprefix("no estimate: ").partition("; add --")[0]  # options of doctor
+    measured, taken, words = _measured_log(run, ran_on, question, job)
+    if isinstance(measured, str):
+        reason = measured.removeprefix("no estimate: ").partition("; add --")[0]  # options of doctor
         raise InputError(reason, field="like", value=str(path))
     gpu = run.header.gpu
-    unnamed = "which does not name its GPUs" if not gpu else f"whose GPU {gpu} is not in the catalogue"
-    return [found], taken + ("" if gpus_of(run) else f", {unnamed}: {ran_on} is assumed")
+    why = "which does not name its GPUs" if not gpu else f"whose GPU {gpu} is not in the catalogue"
+    return _Measured([measured], taken, "" if gpus_of(run) else f", {why}: {ran_on} is assumed", words)
 
 
-def _measured_log(run: Run, ran_on: Cluster, question: Question, job: Job | None) -> tuple[Measurement | str, str]:
-    """Return what the run of a log measured, or why it cannot be used; and what is assumed about its model.
+def _measured_log(run: Run, ran_on: Cluster, question: Question, job: Job | None) -> tuple[Measurement | str, str, str]:
+    """Return what the run of a log measured, or why it cannot be used; what is assumed about its model, and its words.
 
     A log that does not name its model ran the plan's file; one whose model is not in the catalogue ran the plan's.
     """
@@ -76,15 +102,16 @@ def _measured_log(run: Run, ran_on: Cluster, question: Question, job: Job | None
     if not is_named and header.recipe is None and job is not None and job.content is not None and same_gpus:
         header = msgspec.structs.replace(header, file=job.content.path, file_fields=frozenset(recipe_fields()))
         case = planner.case_of(job.recipe, job.model, ran_on, job.engine)
-        return measurement(msgspec.structs.replace(run, header=header), case, "", None, 1), ""
+        measured = measurement(msgspec.structs.replace(run, header=header), case, "", None, 1)
+        return measured, "", f"--recipe {shlex.join(job.words)}"
     case_found, why = doctor.case_of_run(run, ran_on)
-    taken = ""
+    taken = words = ""
     if case_found is None and is_named and header.recipe is None:
         recipe = job.recipe if job is not None and same_gpus else None
         case_found = _planned_case(run, msgspec.structs.replace(question, cluster=ran_on), recipe)
         unknown = f"whose model {header.model} is not in the catalogue" if header.model else "which has no known model"
-        taken = f", {unknown}: {question.model_ref} is assumed"
-    return measurement(run, case_found, why, stated_fields(run, ()), 1), taken
+        taken, words = f", {unknown}: {question.model_ref} is assumed", f"--model {question.model_ref}"
+    return measurement(run, case_found, why, stated_fields(run, ()), 1), taken, words
 
 
 def _planned_case(run: Run, question: Question, recipe: Recipe | None) -> Case:

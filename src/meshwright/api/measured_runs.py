@@ -12,6 +12,7 @@ from meshwright import clusters, doctor, json_text
 from meshwright.costs.measurements import Measurement, of_case
 from meshwright.doctor import Run
 from meshwright.doctor.match_recipe import stated_fields
+from meshwright.doctor.slowdown import slowing_down, sustained_slowdown
 from meshwright.doctor.user_file import differing_file
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case, model_of
@@ -104,4 +105,14 @@ def measurement(run: Run, case: Case | None, why: str, stated: frozenset[str] | 
     for differs in differing_file(stats):
         return differs.message
     measured = {"tokens_per_s_per_gpu": str(stats.tokens_per_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}
-    return of_case(case, {"row_id": str(number), "source": Path(run.path).name, **measured})
+    found = of_case(case, {"row_id": str(number), "source": Path(run.path).name, **measured})
+    return msgspec.structs.replace(found, doubt=_slower_later(stats))
+
+
+def _slower_later(stats: doctor.RunStats) -> str:
+    """Return that a run becomes slower, so that its median speed is not that of sound GPUs; empty if it does not."""
+    found = (*stats.findings_of(sustained_slowdown), *stats.findings_of(slowing_down))
+    if not found:
+        return ""
+    path, what = stats.run.path, found[0].message.partition(". ")[0]
+    return f"in {path} {what}: the speed fitted is that of its median step; meshwright doctor {path} says what to check"

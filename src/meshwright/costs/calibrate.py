@@ -37,6 +37,12 @@ UNEXPLAINED = (
     "the speed of compute is fitted, and one run does not show whether its network, kernels or data cause the rest, so "
     "no estimate includes it; the error band does. Calibrate with at least 4 more runs in other layouts"
 )
+FAR_OFF = 0.25  # share of the estimate; nine of ten published runs are nearer to theirs than 19 %
+DOUBTFUL = (
+    "the run takes {ratio:.3g} times the shipped estimate for {gpu}, and nine of ten published runs are within 19 % of "
+    "theirs: a fault of the run, or GPUs other than {gpu}, would count as the speed of {gpu}; meshwright doctor RUN "
+    "looks for a fault"
+)
 LEAST_SPREAD = 0.02  # log of the times; runs never agree better, so one run is followed nearly exactly
 
 
@@ -59,6 +65,7 @@ class MachineProfile(Entry, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     error_before_pct: float | None = None  # with the shipped profile
     error_left_out_pct: float | None = None  # of every run with the profile fitted to the others
     unexplained: float | None = None  # time of the only run over its estimate after the fit
+    doubts: tuple[str, ...] = ()  # why the speed of its runs may not be that of sound GPUs
 
     @property
     def band_pct(self) -> float:
@@ -72,6 +79,25 @@ class MachineProfile(Entry, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             return ""
         left = self.unexplained or 1.0
         return UNEXPLAINED.format(factor=left) if abs(math.log(left)) > EXPLAINED else ONE_RUN
+
+    @property
+    def times_estimate(self) -> float:
+        """The time of the only run over the shipped estimate; 1 with several runs."""
+        if self.runs != 1 or self.error_before_pct is None:
+            return 1.0
+        off = self.error_before_pct / 100  # of the measured time
+        return 1 / max(1 - off, 0.01) if self.clock < shipped_clock(self.gpu) else 1 / (1 + off)
+
+    @property
+    def is_far_off(self) -> bool:
+        """Whether the only run is so far from its estimate that another cause than the speed of its GPUs is likely."""
+        return abs(self.times_estimate - 1) > FAR_OFF
+
+    @property
+    def fit_notes(self) -> tuple[str, ...]:
+        """What to know before the fit is used: doubts about its runs, and what a single one says."""
+        doubtful = DOUBTFUL.format(ratio=self.times_estimate, gpu=self.gpu) if self.is_far_off else ""
+        return tuple(filter(None, (doubtful, *self.doubts, self.one_run_note)))
 
     def apply(self, to: Calibration) -> Calibration:
         """Return the calibration with this machine's numbers in place of its architecture's."""
@@ -179,6 +205,7 @@ def _fitted(rows: list[Measurement], name: str, what: str) -> MachineProfile:
         error_before_pct=round(100 * float(np.median(shipped_errors)), 2),
         error_left_out_pct=_left_out(ratios, clocks, start),
         unexplained=round(1 / float(ratios[at, 0]), 4) if len(rows) == 1 else None,
+        doubts=tuple(dict.fromkeys(row.doubt for row in rows if row.doubt)),
     )
 
 
@@ -245,8 +272,9 @@ def worth(profile: MachineProfile) -> list[str]:
     errors = f"{profile.error_before_pct:g} % before, {profile.error_pct:g} % after"
     lines = [profile.source, f"{speed}. Median error of the step time: {errors}"]
     lines.append("only the speed is fitted: memory columns are not used (meshwright accuracy TABLE compares them)")
+    lines += profile.fit_notes
     if profile.error_left_out_pct is None:
-        return [*lines, profile.one_run_note]
+        return lines
     gained = profile.error_left_out_pct < profile.error_before_pct
     lines.append(
         f"each run predicted from the others: {profile.error_left_out_pct:g} % "
@@ -300,13 +328,13 @@ def applied(calibration: Calibration | None, on: Gpu, engine: str) -> tuple[str,
         return (f"{title}: does not apply to {on.name}; the shipped profile is used",)
     others = f"; the runs are of {', '.join(machine.engines)}, so {engine} may differ"
     notes = (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
-    return (*notes, machine.one_run_note) if machine.runs == 1 else notes
+    return (*notes, *machine.fit_notes)
 
 
 def to_text(profile: MachineProfile) -> str:
     """Return a profile as the TOML that `load` reads."""
     import tomlkit
 
-    table = {k: v for k, v in msgspec.to_builtins(profile).items() if v not in (None, {}, "")}
+    table = {k: v for k, v in msgspec.to_builtins(profile).items() if v not in (None, {}, "", [])}
     comments = "".join(f"# {line}\n" for line in worth(profile))
     return comments + tomlkit.dumps(table)

@@ -101,6 +101,7 @@ class Measurement(msgspec.Struct, frozen=True):
     model: ModelSpec | None = None
     timed_by: str = ""  # what step_s is from: step time, tokens/s or TFLOP/s
     open_knobs: tuple[str, ...] = ()  # settings that the row does not state
+    doubt: str = ""  # why its speed may not be that of sound GPUs
 
 
 class _UnusableError(ValueError):

@@ -16,6 +16,7 @@ from meshwright.doctor import remedies
 from meshwright.doctor.advised_rate import FAR_TOO_HIGH, LR, advised_rate
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.logged_rate import OtherRate, suspect_rate
+from meshwright.doctor.nan_source import nan_source
 from meshwright.doctor.run import LogFormat, Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
 from meshwright.doctor.small_rate import SGD, is_plateau, too_small, unmoved, validation_falls
@@ -41,7 +42,8 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
     if not not_finite and not faults:
         return
     not_finite = _last_stretch(stats, not_finite)
-    first = not_finite[0].step if not_finite else faults[0].step
+    source = nan_source(faults)
+    first = not_finite[0].step if not_finite else source.step or faults[0].step
     before = [step for step in stats.run.steps if first is None or step.step < first]
     growth = _growth(before)
     count = sum(max(step.bad, step.skipped, 1) for step in not_finite)
@@ -49,6 +51,7 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
     counted = all(step.bad or step.skipped or step.covers == 1 for step in not_finite)  # else a line is one or more
     unit = "steps" if counted else "log lines"
     text += f", in {count} {unit} overall" if count > 1 else ""
+    text += source.sentence
     rising = _rising_since(before)
     if rising is not None:
         text += (
@@ -74,7 +77,7 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
             *_norm_evidence(before),
             *_norm_jumps([step for step in before if rising is None or step.step <= rising.step]),
         ),
-        remedies=tuple(_stabilizing_remedies(stats, rising)),
+        remedies=(*source.remedies(), *_stabilizing_remedies(stats, rising)),
     )
 
 

@@ -88,7 +88,7 @@ def start_over_median(stats: RunStats) -> float:
     if not slower or not paces:
         return 1.0
     first = median_of(paces[: max(AT_START, len(paces) // 20)])
-    return (median_of(paces) or 1.0) / first if first else 1.0
+    return (stats.seconds_per_unit or first) / first if first else 1.0  # of the same steps as the run's speed
 
 
 def _rows(stats: RunStats) -> tuple[Step, ...]:

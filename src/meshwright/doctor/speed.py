@@ -43,6 +43,7 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
     if any(one.severity == "warning" for one in stats.findings_of(tcp_sockets)):
         return  # that network explains any slowness
     explained = _data_excess(stats) + _network_excess(stats) + _waiting_excess(stats)
+    explained = max(explained, _slowdown_excess(stats))  # what became slower may be one of these
     left, slowest = stats.step_s - explained, stats.open_settings
     if left <= expected * slowest.ratio * (1 + margin):
         return  # as fast as estimated, with some value of what the log does not state
@@ -278,6 +279,11 @@ def _network_excess(stats: RunStats) -> float:
 def _waiting_excess(stats: RunStats) -> float:
     """Return the seconds for which ranks wait for a straggler."""
     return (stats.part_s("waiting") or 0.0) if stats.findings_of(stragglers) else 0.0
+
+
+def _slowdown_excess(stats: RunStats) -> float:
+    """Return the seconds by which the median step is slower than the first ones of a run that gets slower."""
+    return (stats.step_s or 0.0) * (1 - 1 / max(1.0, start_over_median(stats)))
 
 
 def _expected_collectives(stats: RunStats) -> float | None:

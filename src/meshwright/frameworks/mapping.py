@@ -392,6 +392,8 @@ def relevant_fields(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
 def no_effect(key: str, recipe: Recipe, model: ModelSpec) -> str:
     """Return why a recipe field does not affect this training; empty if it does."""
     section = key.split(".")[0]
+    if key == "data.dataset" and recipe.data.blend:
+        return "the datasets of data.blend are trained on"
     if key in NOT_IN_PRETRAINING and recipe.goal == "pretrain":
         return "pretraining reads one stream of tokens, without conversations"
     if section == "peft" and recipe.goal != "peft":

@@ -9,12 +9,12 @@ from pathlib import Path
 from meshwright import frameworks, rules
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks import Program
+from meshwright.frameworks import Framework, Program
 from meshwright.planner import Plan, case_of, moved_to, with_listed_stages
 from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import with_minimum
-from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
+from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe, recipe_fields
 
 CONFIGS = {
     "megatron": "megatron-lm",
@@ -99,11 +99,21 @@ def _export_reason(plan: Plan, framework: str) -> str | None:
     """Return why a plan cannot be written for a framework, or None."""
     if not plan.has_length:
         return NO_LENGTH
+    to = frameworks.framework(framework)
     try:
-        frameworks.export(frameworks.framework(framework), plan.recipe, plan.case.model, plan.question.cluster)
+        frameworks.export(to, plan.recipe, plan.case.model, plan.question.cluster)
     except InputError as error:
         return error.reason
-    return None
+    return lost_number(plan, to)
+
+
+def lost_number(plan: Plan, to: Framework) -> str | None:
+    """Return why export refuses a plan: a number of the model that the user sets has no key in the framework."""
+    fields = recipe_fields()
+    changed = {fields[one.field].flat for one in plan.changes if one.field in fields}
+    users = {*changed, *plan.question.stated}
+    lost = frameworks.lost_numbers(to, plan.recipe)
+    return next((f"{n.field}={n.value}: {n.reason}" for n in lost if fields[n.field].flat in users), None)
 
 
 def meshwright_command(plan: Plan) -> str:

@@ -115,7 +115,9 @@ def nearest_batch(case: Case, ignoring: Container[str] = ()) -> int | None:
 def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
     """Return the error for a count that no layout divides, with counts and a batch that work."""
     near, batch = nearest_counts(case, ignoring=ignoring), nearest_batch(case, ignoring)
-    fixes = [_resizing(case.cluster, resize(case, n).cluster) for n in near]
+    world = case.cluster.world
+    there = sorted(near, key=lambda n: (n > world, abs(n - world)))  # the GPUs that the user has come first
+    fixes = [_resizing(case.cluster, resize(case, n).cluster) for n in there]
     fixes += [f"train.global_batch_size={batch}"] if batch else []
     facts = f"global batch {case.global_batch_size}, {case.heads} heads, {case.layers} layers"
     counts = f"counts that work: {', '.join(map(str, near))}" if near else "no count near it works"

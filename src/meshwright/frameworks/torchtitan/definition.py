@@ -27,5 +27,6 @@ FRAMEWORK = Framework(
     rules=RULES,
     complete=complete,
     derived_fields=DERIVED_FIELDS,
+    other_names={"lr_scheduler.min_lr_ratio": "lr_scheduler.min_lr_factor"},
     batch_follows=("layout.micro_batch_size", "layout.tp", "layout.pp", "layout.cp"),
 )

@@ -75,8 +75,9 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     if own is not None:
         files[f"{MODULE}.py"] = own.text
         notes.append(f"{MODULE}.py registers the flavor {flavor}: run in its folder, or add that to PYTHONPATH")
-    if any(field.field == "data.dataset" for field in unmapped):
-        notes.append(f"torchtitan has no dataset {recipe.data.dataset}; the file uses c4 instead")
+    if recipe.data.blend or any(field.field == "data.dataset" for field in unmapped):
+        which = f"blend of datasets ({', '.join(recipe.data.blend)})" if recipe.data.blend else recipe.data.dataset
+        notes.append(f"torchtitan has no {'' if recipe.data.blend else 'dataset '}{which}; the file uses c4 instead")
     elif recipe.data.dataset not in (*DATASETS, "mock"):
         notes.append(
             f"torchtitan reads datasets that its code registers (torchtitan/hf_datasets): register "
