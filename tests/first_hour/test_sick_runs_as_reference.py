@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from meshwright import diagnose
+
 ARGUMENTS = {
     "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32,
     "num_query_groups": 8, "group_query_attention": True, "kv_channels": 128, "swiglu": True, "bf16": True,
@@ -42,14 +44,12 @@ def megatron_log(seconds: Callable[[int], float], end: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def estimate_s() -> float:
+def estimate_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     """The estimated step time on 16 H100."""
-    from meshwright import diagnose
-
-    folder = Path(__import__("tempfile").mkdtemp())
-    (folder / "as.log").write_text(megatron_log(lambda _: 8.0))
-    found = diagnose(str(folder / "as.log"), gpus="2x8xH100")
-    return float(next(one.estimate for one in found.figures if one.name == "step time"))
+    path = logged(tmp_path_factory.mktemp("logs"), "any.log", megatron_log(lambda _: 8.0))
+    estimate = next(one.estimate for one in diagnose(path, gpus="2x8xH100").figures if one.name == "step time")
+    assert estimate is not None
+    return estimate
 
 
 def logged(folder: Path, name: str, text: str) -> str:
