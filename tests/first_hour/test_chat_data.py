@@ -238,3 +238,47 @@ def test_check_needs_neither_the_tokenizer_nor_its_packages(
         found = [one for one in meshwright(*typed).json["findings"] if one["rule"] == "data.rows"]
         assert [one["severity"] for one in found] == ["warning"]
         assert "1 of 2 rows will be dropped: chats.jsonl:2" in found[0]["message"]
+
+
+AXOLOTL = """base_model: Qwen/Qwen3-4B
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+datasets: [{path: chats.jsonl, type: chat_template}]
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 8
+num_epochs: 3
+optimizer: adamw_torch
+learning_rate: 0.0002
+bf16: true
+"""
+TRL = """from datasets import load_dataset
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+ds = load_dataset("json", data_files="chats.jsonl", split="train")
+args = SFTConfig(output_dir="out", max_length=2048, bf16=True, gradient_checkpointing=True)
+SFTTrainer(model="Qwen/Qwen3-4B", args=args, train_dataset=ds, peft_config=LoraConfig(task_type="CAUSAL_LM")).train()
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("axolotl.yml", AXOLOTL), ("sft.py", TRL)])
+@pytest.mark.parametrize("beside", [True, False])
+def test_check_of_another_trainers_config_reports_rows_that_nothing_can_read(
+    name: str, text: str, beside: bool, meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
+    odd = json.dumps({"messages": [{"role": "agent", "content": "hi"}]})  # another trainer may have this role
+    (tmp_path / name).write_text(text)
+    (data := tmp_path / "chats.jsonl").write_text(f"{chat}\n\n{odd}\n")
+    monkeypatch.chdir(tmp_path if beside else "/")
+    typed = ("check", name if beside else str(tmp_path / name), "--gpus", "1xH100", "--json")
+    assert [one for one in meshwright(*typed).json["findings"] if one["rule"] == "data.rows"] == []
+    data.write_text(f"{chat}\n" + '{"messages": [{"role": "user"\n' + f"{chat}\n")
+    answer = meshwright(*typed)
+    found = [one for one in answer.json["findings"] if one["rule"] == "data.rows"]
+    assert answer.code == 1
+    assert len(found) == 1
+    assert "chats.jsonl:2: not JSON" in found[0]["message"]
+    assert "the file cannot be loaded" in found[0]["message"]

@@ -13,7 +13,7 @@ from meshwright import clusters, costs, frameworks, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.check_targets import is_config_folder, is_glob, is_model_with_configs
-from meshwright.api.data_findings import check_data, data_findings
+from meshwright.api.data_findings import check_data, data_findings, unreadable_rows
 from meshwright.api.dataset_length import epochs_beside, epochs_of, length_notes
 from meshwright.api.engine_configs import CONFIGS, exported_for
 from meshwright.api.questions import load_calibration
@@ -116,7 +116,8 @@ def _check(request: requests.Check) -> CheckResult:
         typed = any(one.partition("=")[0].strip() == "data.dataset" for one in request.overrides)
         fewer = [key for key in LEAVES_OUT if key in content.settings]
         notes = tuple(length_notes(result.recipe, result.engine, fewer)) if typed and result.recipe is not None else ()
-        return msgspec.structs.replace(result, notes=(*result.notes, *notes)) if notes else result
+        rows = () if result.recipe is None else tuple(unreadable_rows(result.recipe, content.folder))
+        return msgspec.structs.replace(result, findings=(*result.findings, *rows), notes=(*result.notes, *notes))
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)
     engine = request.engine or job.engine

@@ -15,6 +15,7 @@ from meshwright.display import plural
 from meshwright.errors import InputError, some
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides as override
+from meshwright.recipes.replacements import LINES
 from meshwright.recipes.types import ENGINES, Recipe
 from meshwright.rules import Finding
 from meshwright.version import VERSION
@@ -50,6 +51,25 @@ def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]
     known = [(key, name) for key, name in names if looks_like_path(name)]
     rows = (found for key, name in known for found in _findings(recipe, key, name, thorough))
     return (*rows, *_missing_folders(recipe), *without_validation(recipe))
+
+
+def unreadable_rows(recipe: Recipe, folder: Path | None) -> Iterator[Finding]:
+    """Yield an error of rows that no trainer can read, in the JSON lines that a program in `folder` trains on."""
+    from meshwright.engine.data.files import find_rows
+    from meshwright.engine.data.row_errors import check_readable
+
+    if file_access.closed() or recipe.data.blend:
+        return
+    name = Path(recipe.data.dataset).expanduser()
+    path = next((one for one in (name, (folder or Path()) / name) if one.suffix in LINES and one.is_file()), None)
+    if path is None:
+        return
+    try:
+        with no_notes():
+            check_readable(find_rows(path, "train", str(path)), CHECKED_ROWS)
+    except InputError as error:
+        message = f"{error.reason}: the file cannot be loaded"
+        yield Finding(DATA_ROWS, "error", "data.dataset", message, (), no_fix=" | ".join(error.fix) or NO_FIX)
 
 
 def without_validation(recipe: Recipe) -> Iterator[Finding]:

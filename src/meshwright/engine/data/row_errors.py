@@ -117,6 +117,14 @@ def check_rows(
     return CheckedRows(read, columns, read < most, tuple(sorted(names)), tuple(untrainable), tuple(duplicates))
 
 
+def check_readable(rows: Rows, most: int) -> None:
+    """Raise one InputError with the rows among the first `most` that no reader of their format can read."""
+    unread: list[InputError] = []
+    read = sum(1 for _ in islice(rows.read(bad=unread.append), most))
+    if unread:
+        raise joined([plain(error) for error in unread], read + len(unread))
+
+
 def changes_settings(error: InputError) -> bool:
     """Return whether an error of a row is corrected by a setting, not by the row: all rows would have it."""
     return any(one.startswith("data.") for one in error.fix) and "(ignores the column)" not in " ".join(error.fix)
