@@ -236,3 +236,42 @@ def test_remedies_of_a_trainer_program_are_arguments_of_the_trainer(
 def test_large_numbers_of_a_diagnosis_have_all_digits() -> None:
     assert doctor_report._number(182732) == "182,732"
     assert doctor_report._number(0.0002) == "0.0002"
+
+
+SHARDED = """import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B", dtype=torch.bfloat16)
+args = TrainingArguments(output_dir="out", max_steps=100, per_device_train_batch_size=1, bf16=True, OPTIONS)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ('fsdp="full_shard auto_wrap"', {}),
+        ("fsdp=True", {}),  # transformers 5
+        ('fsdp=["full_shard", "auto_wrap"]', {}),
+        ('fsdp=True, fsdp_config={"reshard_after_forward": False}', {"reshard_after_forward": False}),
+        ('fsdp=True, fsdp_config={"fsdp_version": 1, "reshard_after_forward": "shard_grad_op"}',
+            {"reshard_after_forward": False}),
+        ('fsdp="full_shard offload", fsdp_config={"version": 2, "min_num_params": 0}', {"offload": "params"}),
+        ('fsdp=True, fsdp_config={"activation_checkpointing": True, "cpu_offload": True}',
+            {"recompute": "full", "offload": "params"}),
+        ("fsdp=False", {"strategy": "ddp"}),
+        ("fsdp=None", {"strategy": "ddp"}),
+        ('fsdp=""', {"strategy": "ddp"}),
+    ],
+)  # fmt: skip
+def test_every_form_of_the_trainers_fsdp_shards(options: str, fields: dict[str, object], tmp_path: Path) -> None:
+    (program := tmp_path / "train.py").write_text(SHARDED.replace("OPTIONS", options))
+    imported = mw.import_file(str(program), gpus="8xH100", overrides=["data.seq_length=2048"])
+    layout, is_replica = imported.recipe.layout, fields.get("strategy") == "ddp"
+    sharded = {"strategy": "fsdp2", "offload": "none", "recompute": "none", "reshard_after_forward": True}
+    expected = fields if is_replica else {**sharded, **fields}
+    assert {name: getattr(layout, name) for name in expected} == expected
+    assert not [one.key for one in imported.dropped if "fsdp" in one.key]
+    typed = ["data.seq_length=2048", "layout.recompute=full"]
+    estimate = mw.check(str(program), gpus="8xH100", overrides=typed).estimate
+    assert estimate is not None
+    assert (estimate.memory.weights > 7) == is_replica, "a replica has all weights"

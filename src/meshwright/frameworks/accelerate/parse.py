@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import accelerate_options
 from meshwright.frameworks.accelerate.job_environment import settings_of
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE, format_setting
+from meshwright.frameworks.accelerate.trainer_fsdp import carried_arguments, sharding_settings
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.constructors import constructor_findings
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
@@ -59,15 +60,7 @@ from meshwright.frameworks.trainer_files import (
 from meshwright.frameworks.trl_data import CONFIG, MIXTURE, is_of_command, is_trl_script
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.key_maps.accelerate import (
-    AXIS,
-    FSDP,
-    MEGATRON,
-    SHARDING_STRATEGIES,
-    ZERO,
-    distributed_type,
-    sharding_strategy,
-)
+from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
 from meshwright.recipes.key_maps.deepspeed import PRECISION_KEYS
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
@@ -290,28 +283,20 @@ def _settings_of_trainer(
 
     `alone`: one process. TRL computes in bf16 by default.
     """
-    words = str(getattr(arguments.get("fsdp"), "value", "")).lower().split()
-    kind = next((one.upper() for one in words if one.upper() in SHARDING_STRATEGIES), "")
-    type_name = "FSDP" if kind else "NO" if alone else "MULTI_GPU"
-    found: dict[str, Any] = {"distributed_type": type_name}
+    sharding = sharding_settings(arguments)
+    type_name = "FSDP" if sharding else "NO" if alone else "MULTI_GPU"
     default = "bf16" if trl and "bf16" not in arguments else "no"
-    found |= {"mixed_precision": next((one for one in ("bf16", "fp16") if is_on(arguments, one)), default)}
-    if kind:
-        found |= {f"{FSDP}fsdp_version": 1, f"{FSDP}fsdp_sharding_strategy": kind}
-        found |= {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if "auto_wrap" in words else {}
-        found |= {f"{FSDP}fsdp_offload_params": True} if "offload" in words else {}
-        found |= _wrapped_classes(arguments)
+    precision = next((one for one in ("bf16", "fp16") if is_on(arguments, one)), default)
+    found: dict[str, Any] = {"distributed_type": type_name, "mixed_precision": precision, **sharding}
     for key, value in found.items():
         place = arguments.get(str(value), where) if key == "mixed_precision" else where
         yield key, msgspec.structs.replace(place, value=value, unresolved="")
 
 
-def _wrapped_classes(arguments: Arguments) -> dict[str, Any]:
-    """Return the classes to wrap of the Trainer's own arguments: one of them, or an entry of fsdp_config."""
-    options = getattr(arguments.get("fsdp_config"), "value", None)
-    given = [options.get(key) for key in (WRAPPED, WRAPPED.removeprefix("fsdp_"))] if isinstance(options, dict) else []
-    given += [arguments[WRAPPED].value] if WRAPPED in arguments and not arguments[WRAPPED].unresolved else []
-    return next(({f"{FSDP}{WRAPPED}": one} for one in given if one), {})
+def _without_sharding(arguments: Arguments, type_name: str, lost: Mapping[str, str]) -> dict[str, str]:
+    """Return the arguments that no field carries, without those that settings of FSDP carry."""
+    carried = carried_arguments(arguments) if type_name == "FSDP" and sharding_settings(arguments) else ()
+    return {name: why for name, why in lost.items() if name not in carried}
 
 
 def _of_program(config: Content, program: Content) -> ParsedConfig:
@@ -450,7 +435,11 @@ def _parsed(
         engine=_engine(type_name, settings),
         suppressed_rules=program.suppressed_rules,
         referenced=inner.parsed if inner else None,
-        program=msgspec.structs.replace(program.arguments, fills=_filled_in(arguments)),
+        program=msgspec.structs.replace(
+            program.arguments,
+            fills=_filled_in(arguments),
+            lost=_without_sharding(arguments, type_name, program.arguments.lost),
+        ),
         notes=(
             *_notes(type_name, settings, field_values),
             *_missing_file_note(type_name, settings, inner),
