@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,133 +24,218 @@ from meshwright.api.job_notes import (
     storage_note,
 )
 from meshwright.api.requests import Export
+from meshwright.choices import Scheduler
 from meshwright.errors import MeshwrightError
+from meshwright.frameworks.types import Program
+from meshwright.launch import build_job, config_paths, container_paths, other_frameworks, user_setup
+from meshwright.launch.build_job import FileRepair, LaunchRequest
+from meshwright.launch.job import find_scheduler
 
-if TYPE_CHECKING:
-    from meshwright.launch.build_job import FileRepair, LaunchRequest
+SAVE_EVERY = "checkpoint.save_every"
 
 
-def exported_job(request: requests.Launch, dataset: str | None) -> LaunchRequest:
+class FrameworkLaunch(msgspec.Struct, frozen=True):
+    """A launch request that another framework runs."""
+
+    request: requests.Launch
+    scheduler: Scheduler
+    changes: tuple[str, ...]  # overrides, with the full paths of data and weights
+
+    @property
+    def framework(self) -> str:
+        """The framework that runs the job."""
+        return str(self.request.to)
+
+    @property
+    def local(self) -> bool:
+        """Whether the job's machines see the files of this one."""
+        return self.scheduler not in build_job.REMOTE_FILES
+
+    @property
+    def folder(self) -> str | None:
+        """The folder on this machine in which the job runs."""
+        return self.request.write if self.local else None
+
+    @property
+    def requeued(self) -> bool:
+        """Whether SLURM starts the job again after preemption."""
+        return self.scheduler == "slurm" and self.request.requeue
+
+    def export(self, changes: Sequence[str]) -> tuple[Exported, Mapping[str, str]]:
+        """Return the export with these overrides, and the data converted for it, by file name."""
+        request = self.request
+        wanted = Export(
+            request.recipe,
+            self.framework,
+            gpus=request.gpus,
+            goal=request.goal,
+            model=request.model,
+            framework=request.framework,
+            overrides=tuple(changes),
+        )
+        elsewhere = self.place_of_rows if request.write and not self.local else None
+        return export_into(wanted, self.folder, "--write FOLDER", anywhere=True, elsewhere=elsewhere)
+
+    def place_of_rows(self, rows: Mapping[str, str]) -> str:
+        """Return the folder of a machine elsewhere that has the converted rows; empty if they travel with the job."""
+        return container_paths.place_of_rows(rows, self.request.mounts, self.scheduler)
+
+
+class SavingExport(NamedTuple):
+    """An export with the job's save interval, the data converted for it, and notes."""
+
+    exported: Exported
+    data: Mapping[str, str]
+    changed: tuple[str, ...] = ()  # the warning that the interval is not that of the user's file
+    notes: tuple[str, ...] = ()
+
+
+class StartedProgram(NamedTuple):
+    """A program as the job starts it, the checkout it is started from if that is known, and notes."""
+
+    program: Program
+    framework_dir: str | None
+    notes: tuple[str, ...]
+
+
+class ConvertedRows(NamedTuple):
+    """Converted data: files of the job, files that the user copies, and notes."""
+
+    files: Mapping[str, str] = {}
+    beside: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+def exported_job(request: requests.Launch) -> LaunchRequest:
     """Return the job of another framework: exported, run from its checkout, and saved before a requeue."""
-    from meshwright.launch import build_job, config_paths, container_paths, other_frameworks, user_setup
-    from meshwright.launch.job import find_scheduler
-
-    framework, scheduler = str(request.to), find_scheduler(request.scheduler)
-    changes = other_frameworks.full_paths([*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])])
-    which: dict[str, Any] = {name: getattr(request, name) for name in ("gpus", "goal", "model", "framework")}
-    local = scheduler not in build_job.REMOTE_FILES
-    folder = request.write if local else None
-
-    def folder_of_rows(rows: Mapping[str, str]) -> str:
-        return container_paths.place_of_rows(rows, request.mounts, scheduler)
-
-    def export_with(texts: Sequence[str]) -> tuple[Exported, Mapping[str, str]]:
-        wanted = Export(request.recipe, framework, overrides=tuple(texts), **which)
-        elsewhere = folder_of_rows if request.write and not local else None
-        return export_into(wanted, folder, "--write FOLDER", anywhere=True, elsewhere=elsewhere)
-
-    exported, data = export_with(changes)
+    dataset = [f"data.dataset={request.dataset}"] if request.dataset else []
+    changes = other_frameworks.full_paths([*request.overrides, *dataset])
+    launch = FrameworkLaunch(request, find_scheduler(request.scheduler), tuple(changes))
+    exported, data = launch.export(changes)
     note_length_of_plan(exported.job, exported.checked.recipe, changes)
     if not exported.checked.ok:  # else they are notes of the job
         print_notes(exported.checked)
-    requeued = scheduler == "slurm" and request.requeue
-    notes: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
     step_s = float(exported.checked.estimate.step_s)
-    if requeued or request.save_minutes is not None:
-        recipe = exported.checked.recipe
-        imported = exported.job.imported
-        read = imported is not None
-        program_given = None if imported is None else imported.settings.parsed.program
-        own = program_given is not None and other_frameworks.saves_by_itself(program_given, request.save_minutes)
-        every = None if own else other_frameworks.save_every(recipe, step_s, request.save_minutes, changes)
-        more = list(changes)
-        if every is not None:
-            every, kept = other_frameworks.retention(framework, recipe, every, changes) if read else (every, [])
-            more = [one for one in changes if not one.startswith("checkpoint.save_every=")]
-            more += [f"checkpoint.save_every={every}", *kept]
-        if requeued:
-            more += other_frameworks.resuming(recipe, changes)
-        if more != changes:
-            exported, data = export_with(more)
-        new = exported.checked.recipe
-        stated = read or exported.job.content is not None  # by a file, which a job may not change without a word
-        changed = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if stated else ()
-        notes = (*changed, other_frameworks.requeue_note(framework, new, step_s, own))
-    program = exported.written.program
-    source = exported.job.imported
-    if local and folder and source is not None and source.settings.parsed.program.argv:
-        program = other_frameworks.with_full_arguments(program, source.content.folder)
-    if requeued:
-        program = other_frameworks.saving_on_signal(program, framework, exported.written.files)
-        notes += other_frameworks.planned_exit_notes(program)
-    if request.framework_dir is None and local and not request.image and source is not None:
-        place = other_frameworks.script_folder(source.content, program, exported.written.files)
-        if place is not None and source.framework.name == framework:
-            request = msgspec.structs.replace(request, framework_dir=str(place.value))
-            notes += (f"--framework-dir {place.value}: {source.content.path} starts the program there (cd)",)
-    if request.framework_dir is None:
-        notes += other_frameworks.missing_checkout(program, framework, scheduler, exported.written.files)
-    else:
-        program, found = other_frameworks.in_checkout(
-            program, framework, request.framework_dir, exported.written.files, local=local and not request.image
-        )
-        notes += found
-    notes += storage_note(exported)
+    exported, data, changed, save_notes = _with_save_interval(launch, exported, data, step_s)
+    started = _started_program(launch, exported)
+    storage = storage_note(exported)
     job = build_job.exported(exported.written, exported.checked)
-    recipe = other_frameworks.with_time_to_save(job.recipe, framework, step_s, changes) if requeued else job.recipe
-    if dataset:
-        notes += tuple(one.message for one in data_findings(recipe))
-    if data:
-        notes += (f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages, which {framework} reads",)
-    beside: Mapping[str, str] = {}
-    if data and not local:
+    recipe = job.recipe
+    if launch.requeued:
+        recipe = other_frameworks.with_time_to_save(recipe, launch.framework, step_s, changes)
+    about_data = tuple(one.message for one in data_findings(recipe)) if dataset else ()
+    rows = _converted_rows(launch, data, recipe.data.dataset)
+    if data and not launch.local:
         recipe = msgspec.structs.replace(recipe, data=exported.data or recipe.data)
-        if there := folder_of_rows(data):
-            beside, data = data, {}
-            notes += (container_paths.copy_note(beside, str(request.write), there, request.mounts),)
-    setup = user_setup.user_setup(source, program, scheduler, request.image or "")
-    reads: Mapping[str, str] = {}
-    if local and folder and source is not None and source.framework.name == framework:
-        bases = [Path(source.content.folder or "."), *([Path(request.framework_dir)] if request.framework_dir else [])]
-        full = str(Path(folder).resolve())
-        found_paths = config_paths.located(
-            job.files, program, source.framework.key_map, bases, full, (*notes, *job.notes)
-        )
-        job = msgspec.structs.replace(job, files=found_paths.files)
-        program, reads, notes = found_paths.program, found_paths.reads, (*notes, *found_paths.notes)
+    setup = user_setup.user_setup(exported.job.imported, started.program, launch.scheduler, request.image or "")
+    notes = (*save_notes, *started.notes, *storage, *about_data, *rows.notes)
+    located = _located(launch, exported, started, job.files, (*notes, *job.notes))
+    job = msgspec.structs.replace(job, files=located.files)
     return msgspec.structs.replace(
         job,
         recipe=recipe,
-        program=program,
-        reads=reads,
-        no_save=other_frameworks.why_no_save(program, framework, exported.written.files),
-        repair=_repair_of_file(exported, lambda texts: export_with([*changes, *texts])[0]),
+        program=located.program,
+        reads=located.reads,
+        no_save=other_frameworks.why_no_save(located.program, launch.framework, exported.written.files),
+        repair=_repair_of_file(launch, exported),
         run_s=run_seconds(exported.checked),
         comments=(*(f"# {one}" for one in changed), *comments(exported, job.files)),
         kept_setup=setup.commands,
-        files={**job.files, **data},
-        beside=beside,
+        files={**job.files, **rows.files},
+        beside=rows.beside,
         findings=(*job.findings, *_advice(exported, request.gpus)),
         notes=(
             *notes,
+            *located.notes,
             *job.notes,
             *not_kept(exported),
-            *sbatch_not_kept(exported, request, scheduler),
-            *container_not_kept(exported, request, scheduler),
+            *sbatch_not_kept(exported, request, launch.scheduler),
+            *container_not_kept(exported, request, launch.scheduler),
             *setup.notes,
         ),
-        python_path=other_frameworks.CHECKOUTS[framework].python_path,
+        python_path=other_frameworks.CHECKOUTS[launch.framework].python_path,
     )
 
 
-def _repair_of_file(exported: Exported, export_with: Callable[[Sequence[str]], Exported]) -> FileRepair | None:
+def _with_save_interval(
+    launch: FrameworkLaunch, exported: Exported, data: Mapping[str, str], step_s: float
+) -> SavingExport:
+    """Return the export with the interval at which a job saves that is requeued, or whose --save-minutes are set."""
+    minutes, recipe, read = launch.request.save_minutes, exported.checked.recipe, exported.job.imported
+    if not launch.requeued and minutes is None:
+        return SavingExport(exported, data)
+    own = read is not None and other_frameworks.saves_by_itself(read.settings.parsed.program, minutes)
+    every = None if own else other_frameworks.save_every(recipe, step_s, minutes, launch.changes)
+    changes = list(launch.changes)
+    if every is not None:
+        kept: list[str] = []
+        if read is not None:
+            every, kept = other_frameworks.retention(launch.framework, recipe, every, launch.changes)
+        changes = [one for one in changes if not one.startswith(f"{SAVE_EVERY}=")]
+        changes += [f"{SAVE_EVERY}={every}", *kept]
+    if launch.requeued:
+        changes += other_frameworks.resuming(recipe, launch.changes)
+    if changes != [*launch.changes]:
+        exported, data = launch.export(changes)
+    saving = exported.checked.recipe
+    stated = read is not None or exported.job.content is not None  # a job may not change a file without a word
+    changed = other_frameworks.changed_interval(saving, recipe.checkpoint.save_every) if stated else ()
+    note = other_frameworks.requeue_note(launch.framework, saving, step_s, own)
+    return SavingExport(exported, data, changed, (*changed, note))
+
+
+def _started_program(launch: FrameworkLaunch, exported: Exported) -> StartedProgram:
+    """Return the program with the arguments of the job: full paths, saving on a signal, its checkout."""
+    program, files, source = exported.written.program, exported.written.files, exported.job.imported
+    framework, framework_dir = launch.framework, launch.request.framework_dir
+    on_nodes = launch.local and not launch.request.image  # not in a container, which has paths of its own
+    notes: tuple[str, ...] = ()
+    if launch.folder and source is not None and source.settings.parsed.program.argv:
+        program = other_frameworks.with_full_arguments(program, source.content.folder)
+    if launch.requeued:
+        program = other_frameworks.saving_on_signal(program, framework, files)
+        notes = other_frameworks.planned_exit_notes(program)
+    if framework_dir is None and on_nodes and source is not None and source.framework.name == framework:
+        place = other_frameworks.script_folder(source.content, program, files)
+        if place is not None:
+            framework_dir = str(place.value)
+            notes += (f"--framework-dir {framework_dir}: {source.content.path} starts the program there (cd)",)
+    if framework_dir is None:
+        missing = other_frameworks.missing_checkout(program, framework, launch.scheduler, files)
+        return StartedProgram(program, None, (*notes, *missing))
+    program, found = other_frameworks.in_checkout(program, framework, framework_dir, files, local=on_nodes)
+    return StartedProgram(program, framework_dir, (*notes, *found))
+
+
+def _converted_rows(launch: FrameworkLaunch, data: Mapping[str, str], dataset: str) -> ConvertedRows:
+    """Return where the job reads the converted rows of a dataset: beside its files, or where the user copies them."""
+    if not data:
+        return ConvertedRows()
+    note = f"{', '.join(data)}: the rows of {dataset} as messages, which {launch.framework} reads"
+    place = "" if launch.local else launch.place_of_rows(data)
+    if not place:
+        return ConvertedRows(files=data, notes=(note,))
+    copy = container_paths.copy_note(data, str(launch.request.write), place, launch.request.mounts)
+    return ConvertedRows(beside=data, notes=(note, copy))
+
+
+def _located(
+    launch: FrameworkLaunch, exported: Exported, started: StartedProgram, files: Mapping[str, str], notes: Sequence[str]
+) -> config_paths.Located:
+    """Return the job's files and program with full paths; those of an export to another framework have them."""
+    source = exported.job.imported
+    if not launch.folder or source is None or source.framework.name != launch.framework:
+        return config_paths.Located(files, started.program, {}, ())
+    bases = [Path(source.content.folder or "."), *([Path(started.framework_dir)] if started.framework_dir else [])]
+    folder = str(Path(launch.folder).resolve())
+    return config_paths.located(files, started.program, source.framework.key_map, bases, folder, notes)
+
+
+def _repair_of_file(launch: FrameworkLaunch, exported: Exported) -> FileRepair | None:
     """Return the repair that check prints for the job's file, also as overrides if those leave no error.
 
     None for a job without errors, or of another framework than its file.
     """
-    from meshwright.launch.build_job import FileRepair
-
     read, checked = exported.job.imported, exported.checked
     if checked.ok or read is None or read.framework.name != exported.written.framework:
         return None
@@ -163,7 +248,7 @@ def _repair_of_file(exported: Exported, export_with: Callable[[Sequence[str]], E
     joined = rules.Finding("repair", "error", "", "", texts, file=file)
     typed = frameworks.in_our_keys(read.framework, read.content, joined, read.model, checked.cluster).fix
     try:
-        works = bool(typed) and export_with(typed).checked.ok
+        works = bool(typed) and launch.export([*launch.changes, *typed])[0].checked.ok
     except MeshwrightError:
         works = False
     return FileRepair(overrides=typed if works else (), in_file=f"in {file}: {'  '.join(texts)}")

@@ -15,7 +15,6 @@ from meshwright.api.checks import check_recipe
 from meshwright.api.continued_run import check_job_continues, continued, is_run, note_new_run, with_fitting_micro_batch
 from meshwright.api.data_findings import data_findings
 from meshwright.api.engine_configs import CONFIGS
-from meshwright.api.exported_jobs import exported_job
 from meshwright.api.job_notes import note_length, note_length_of_plan, print_notes, run_seconds
 from meshwright.api.paths import check_out, check_run_paths
 from meshwright.api.resolve import assumed_in
@@ -63,6 +62,7 @@ DEFAULTS = {"requeue": True, "cpu": False}
 @verb(requests.Launch, name="launch_job")
 def launch(request: requests.Launch) -> Started:
     """Return a recipe as a job for a scheduler, checked before anything is written; submitted if requested."""
+    from meshwright.api.exported_jobs import exported_job
     from meshwright.launch import build_job, native_job, other_frameworks
 
     request = _with_framework(request)
@@ -85,7 +85,7 @@ def launch(request: requests.Launch) -> Started:
             reason = f"is an option of our engine, and the job runs with {request.to}, which does not compare its runs"
             fix = ("without --accept-changes",)
             raise InputError(reason, field="--accept-changes", value="true", fix=fix)
-        return build_job.launch(exported_job(request, dataset), request.scheduler, **files)
+        return build_job.launch(exported_job(request), request.scheduler, **files)
     if request.accept_changes and request.tiny:
         reason = "is for a run that continues, and a tiny trial starts anew"
         raise InputError(reason, field="--accept-changes", value="true", fix=("without --accept-changes",))
