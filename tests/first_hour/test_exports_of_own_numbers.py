@@ -1,4 +1,4 @@
-"""Settings that a framework's config cannot hold: recommend and compare say so before export does."""
+"""Settings that an engine or its config cannot hold: recommend, compare and check say so before export does."""
 
 from __future__ import annotations
 
@@ -50,3 +50,14 @@ def test_the_floor_of_the_learning_rate_by_its_other_name(meshwright: Any, tmp_p
     (finding,) = (one for one in answer["findings"] if one["rule"] == "key.unknown")
     assert finding["severity"] == "error"
     assert "did you mean lr_scheduler.min_lr_factor?" in finding["message"]
+
+
+def test_what_an_engine_runs_instead_of_a_schedule_is_named(meshwright: Any) -> None:
+    layout = ("layout.pp=4", "layout.pp_schedule=dualpipe_v")
+    typed = ("compare", "llama3-8b", "--goal", "pretrain", "--gpus", "8x8xH100", "--engines", "deepspeed,megatron")
+    sides = {one["name"]: one for one in meshwright(*typed, *layout, "--json").json["sides"]}
+    (schedule,) = (one for one in sides["megatron"]["cannot"] if one["field"] == "layout.pp_schedule")
+    assert schedule["why"] == "it runs 1f1b, interleaved_1f1b"
+    refused = [one["field"] for one in sides["deepspeed"]["cannot"]]
+    assert "layout.pp" in refused
+    assert "layout.pp_schedule" not in refused

@@ -49,6 +49,9 @@ NEVER_RUN = "was never run on several GPUs (only on one, and with several ranks 
 SHOWN = 4  # fields named in a reason
 MOST_ALIKE = 25.0  # per cent of speed beyond which the faster engine is ranked first, however uncertain both are
 
+OF_PIPELINES = ("layout.vp", "layout.pp_schedule")
+"""Settings without a meaning on an engine without pipelines, which the limitation of layout.pp covers."""
+
 
 class Limitation(msgspec.Struct, frozen=True):
     """A setting of the job that an engine does not execute."""
@@ -277,10 +280,12 @@ def _limitations(base: Recipe, on: Question) -> tuple[Limitation, ...]:
             continue
         ignored = on.engine in row.instead
         instead = row.what_runs(case) if ignored else None
-        why = row.why.get(on.engine, row.cause)
+        names = row.runs.get(on.engine, ()) if row.rule.endswith(".supported") else ()  # one of several is chosen
+        why = row.why.get(on.engine, f"it runs {', '.join(map(str, names))}" if names else row.cause)
         effect = "ignored" if ignored else "refused"
         found.append(Limitation(keys[row.field], value, effect, instead, why))
-    return tuple(found)
+    refused = {one.field for one in found if one.effect == "refused"}
+    return tuple(one for one in found if one.field not in OF_PIPELINES or "layout.pp" not in refused)
 
 
 def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], tuple[RuleFinding, ...], str]:
