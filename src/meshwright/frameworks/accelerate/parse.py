@@ -59,6 +59,7 @@ from meshwright.frameworks.trainer_files import (
 )
 from meshwright.frameworks.trl_data import CONFIG, MIXTURE, is_of_command, is_trl_script
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
+from meshwright.frameworks.unused_adapters import is_of_adapters, quantized_without_adapters, unused_adapters
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
 from meshwright.recipes.key_maps.deepspeed import PRECISION_KEYS
@@ -382,6 +383,9 @@ def _parsed(
     settings = normalize(raw_settings)
     if is_by_trl(script) and "model_name_or_path" in arguments:
         arguments = {**arguments, LOADED_BY_TRL: arguments["model_name_or_path"]}
+    given, without_peft = arguments, is_by_trl(script) and not is_on(arguments, "use_peft")
+    if without_peft:  # TRL then trains all weights
+        arguments = {name: one for name, one in arguments.items() if not is_of_adapters(name)}
     effective = {**settings, **_trainer_precision(arguments)}
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
     program = program_fields(arguments, fine_tuning, script, trl)
@@ -404,6 +408,10 @@ def _parsed(
     findings = (*findings, *start_findings({**arguments, **_mixed(effective)}, program.model, script))
     if in_weight_dtype:
         findings = (*findings, *_scaled_fp16_weights(effective, arguments, weights))
+    if without_peft:
+        names = [name for name in given if is_of_adapters(name)]
+        findings = (*findings, *unused_adapters(given, names, "--use_peft", is_meant=False, flag="--"))
+        findings = (*findings, *quantized_without_adapters(given, "--use_peft", "--"))
     inner = None
     if type_name == "DEEPSPEED":
         inner = _read_deepspeed_config(content, effective, arguments, fine_tuning, script, trl)

@@ -40,6 +40,7 @@ from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_args import BITS
 from meshwright.frameworks.trainer_fields import FROZEN, LISTS, SCHEDULE, SHARE, WARMUPS, WEIGHT_DTYPES
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
+from meshwright.frameworks.unused_adapters import is_of_adapters, quantized_without_adapters, unused_adapters
 from meshwright.models import quantized_bits
 from meshwright.recipes.adapter_targets import groups_of, require_targets
 from meshwright.recipes.key_maps import hugging_face
@@ -66,6 +67,7 @@ PACKED = ("data.packing-attention",)
 """Rules on transformers' attention, which the kernels of a plugin replace."""
 LOADED = {"qlora": "load_in_4bit", "lora8bit": "load_in_8bit"}
 """Argument that loads the frozen weights, by adapters."""
+STATES_ALL_WEIGHTS = ("full",)  # values of a key that names the adapters
 QUANTIZER = "quant_method"  # of ms-swift, without which it refuses a number of bits
 CONFIGS = (".yaml", ".yml", ".json")
 
@@ -208,6 +210,7 @@ def _parsed(
         *column_findings(one, content.folder, settings, is_command),
         *(() if is_command else missing_keys(one, settings, keys)),
         *_switches_without_value(one, content, known),
+        *_adapters_unused(one, settings, values, is_command),
     )
     read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
     renamed = {key: new for key, (_, new) in one.removed.get(table_name, {}).items() if new and key in settings}
@@ -370,9 +373,10 @@ def _trainer_arguments(
     one: FrontEnd, settings: Settings, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, SourcedValue]]:
     """Yield the settings as arguments of the Trainer, TRL and peft."""
+    adapters = _adapters(one, values)
     for key, setting in settings.items():
         name = one.names.get(key)
-        if name is None or setting.value is None:
+        if name is None or setting.value is None or (not adapters and is_of_adapters(name)):
             continue
         value = setting.value
         if isinstance(value, list):
@@ -394,7 +398,6 @@ def _trainer_arguments(
     flag = next((key for key in ATTENTION_FLAGS if _is_true(values.get(key))), "")
     if flag in settings and not values.get("attn_implementation"):
         yield "attn_implementation", msgspec.structs.replace(settings[flag], value=ATTENTION_FLAGS[flag])
-    adapters = _adapters(one, values)
     first = next(iter(settings.values()), SourcedValue(True, 1, ""))
     if not any(one.names.get(key) == "gradient_checkpointing" for key in settings):
         yield "gradient_checkpointing", msgspec.structs.replace(first, value=one.recomputes(values), unresolved="")
@@ -410,6 +413,21 @@ def _adapters(one: FrontEnd, values: Mapping[str, Any]) -> str:
     named = next((str(values[key]) for key, name in one.names.items() if name == MODEL and values.get(key)), "")
     bits = quantized_bits(named) if found == "lora" else 0
     return QUANTIZED_LORA.get(bits, found)
+
+
+def _adapters_unused(
+    one: FrontEnd, settings: Settings, values: Mapping[str, Any], is_command: bool
+) -> Iterator[Finding]:
+    """Yield that a training of all weights ignores settings of adapters, or cannot quantize its weights."""
+    if _adapters(one, values):
+        return
+    key, value = one.turns_adapters_on
+    flag, turned_on = ("--", f"--{key} {value}") if is_command else ("", f"{key}: {value}")
+    names = [key for key in settings if key in values and is_of_adapters(one.names.get(key, ""))]
+    is_meant = any(str(values.get(key) or "") in STATES_ALL_WEIGHTS for key in METHOD_KEYS)
+    yield from unused_adapters(settings, names, turned_on, is_meant, flag)
+    if one.name == "trl":
+        yield from quantized_without_adapters(settings, turned_on, flag)
 
 
 def _is_known(targets: list[str]) -> bool:

@@ -1,0 +1,48 @@
+"""Settings of adapters in a training of all weights: a LoRA rank without what turns LoRA on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from meshwright.frameworks.trainer_fields import ROWS
+from meshwright.frameworks.types import SourcedValue
+from meshwright.rules.rule import Finding
+
+BITS = ("load_in_4bit", "load_in_8bit")  # of the frozen weights
+QUANTIZED_ALONE = "transformers/trainer_utils.py: validate_quantization_for_training"
+EMPTY = ("", "none", "null", "false")
+
+
+def is_of_adapters(argument: str) -> bool:
+    """Return whether an argument of TRL or peft sets adapters."""
+    return argument in ROWS and ROWS[argument].field.startswith("peft.")
+
+
+def unused_adapters(
+    arguments: Mapping[str, SourcedValue], names: Collection[str], turned_on: str, is_meant: bool, flag: str = ""
+) -> Iterator[Finding]:
+    """Yield that a training of all weights ignores settings of adapters.
+
+    `names` are the settings of adapters, `turned_on` is what turns adapters on, and `flag` the start of a name as it
+    is written. `is_meant`: the file states that it trains all weights.
+    """
+    given = [name for name in names if str(arguments[name].value).lower() not in EMPTY and name not in BITS]
+    if not given:
+        return
+    first, shown = arguments[given[0]], ", ".join(f"{flag}{name}" for name in given)
+    does = "have" if len(given) > 1 else "has"
+    if is_meant:
+        message = f"{shown} {does} no effect: all weights are trained"
+        yield Finding("key.unused", "advice", given[0], message, (), first.file, first.line)
+    else:
+        message = f"{shown} {does} no effect without {turned_on}: all weights are trained"
+        yield Finding("key.unused", "warning", given[0], message, (turned_on,), first.file, first.line)
+
+
+def quantized_without_adapters(arguments: Mapping[str, SourcedValue], turned_on: str, flag: str) -> Iterator[Finding]:
+    """Yield that the Trainer refuses to train weights in few bits that have no adapters."""
+    for name in BITS:
+        if name in arguments and str(arguments[name].value).lower() not in EMPTY:
+            one = arguments[name]
+            message = f"{flag}{name} needs {turned_on}: the Trainer refuses to train quantized weights without adapters"
+            yield Finding("value.invalid", "error", name, message, (turned_on,), one.file, one.line)
