@@ -31,7 +31,9 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import ENGINES, Recipe
 
 if TYPE_CHECKING:
-    from meshwright.launch.build_job import Started
+    from meshwright.launch import native_job
+    from meshwright.launch.build_job import LaunchRequest, Started
+    from meshwright.planner import Plan
 
 
 OF_THE_VERB = frozenset(
@@ -59,86 +61,157 @@ OF_THE_VERB = frozenset(
 DEFAULTS = {"requeue": True, "cpu": False}
 
 
+class _Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job of our engine trains: its recipe, and how the command names it."""
+
+    target: str  # recipe name or file
+    recipe: Recipe
+    model: str | None
+    changes: Sequence[str]  # overrides
+    out: str | None  # the run folder
+    name: str | None = None  # of the job; None: as its scheduler names it
+    has_own_file: bool = False  # the job has a recipe file of its own
+
+
 @verb(requests.Launch, name="launch_job")
 def launch(request: requests.Launch) -> Started:
     """Return a recipe as a job for a scheduler, checked before anything is written; submitted if requested."""
     from meshwright.api.exported_jobs import exported_job
-    from meshwright.launch import build_job, native_job, other_frameworks
+    from meshwright.launch import build_job
 
     request = _with_framework(request)
-    options = {name: getattr(request, name) for name in request.__struct_fields__ if name not in OF_THE_VERB}
-    given = {name: value for name, value in options.items() if value not in (None, (), DEFAULTS.get(name))}
-    files: dict[str, Any] = {
-        "submits": request.submit,
-        "folder": request.write,
-        "overwrite": request.overwrite,
-        "options": given,
-    }
-    dataset, model = request.dataset, request.model
+    _refuse_options(request)
+    every = {name: getattr(request, name) for name in request.__struct_fields__ if name not in OF_THE_VERB}
+    options = {name: value for name, value in every.items() if value not in (None, (), DEFAULTS.get(name))}
+    if request.to is not None:
+        job = exported_job(request)
+    else:
+        source = _source(request)
+        if source.name is not None:
+            options.setdefault("name", source.name)
+        job = _native_job(request, source, options)
+    return build_job.launch(
+        job,
+        request.scheduler,
+        submits=request.submit,
+        folder=request.write,
+        overwrite=request.overwrite,
+        options=options,
+    )
+
+
+def _refuse_options(request: requests.Launch) -> None:
+    """Raise InputError for an option that the engine of the job does not have, or that contradicts another one."""
+    from meshwright.launch import other_frameworks
+
+    of_our_engine = f"is an option of our engine, and the job runs with {request.to}"
+    without_changes = ("without --accept-changes",)
     if request.to is not None:
         if request.out:
             raise other_frameworks.refused_out(request.to, request.out, request.write)
         if request.tiny:
-            reason = f"is an option of our engine, and the job runs with {request.to}"
-            raise InputError(reason, field="--tiny", value="true", fix=(f"--to {ENGINES[0]}", "remove --tiny"))
+            fix = (f"--to {ENGINES[0]}", "remove --tiny")
+            raise InputError(of_our_engine, field="--tiny", value="true", fix=fix)
         if request.accept_changes:
-            reason = f"is an option of our engine, and the job runs with {request.to}, which does not compare its runs"
-            fix = ("without --accept-changes",)
-            raise InputError(reason, field="--accept-changes", value="true", fix=fix)
-        return build_job.launch(exported_job(request), request.scheduler, **files)
+            reason = f"{of_our_engine}, which does not compare its runs"
+            raise InputError(reason, field="--accept-changes", value="true", fix=without_changes)
+        return
     if request.accept_changes and request.tiny:
         reason = "is for a run that continues, and a tiny trial starts anew"
-        raise InputError(reason, field="--accept-changes", value="true", fix=("without --accept-changes",))
+        raise InputError(reason, field="--accept-changes", value="true", fix=without_changes)
     for option, value in (("--framework-dir", request.framework_dir), ("--save-minutes", request.save_minutes)):
         if value is not None:
             reason = "is for the job of another framework"
             raise InputError(reason, field=option, value=value, fix=("--to megatron-lm", f"without {option}"))
     if request.out:
         check_out(request.out)
-    target, changes, out = request.recipe, list(request.overrides), request.out
-    options = {"framework": request.framework, "model": model}
-    job = job_for(target, request.goal, request.gpus, native_job.known(changes), **options)
-    found, text = job.runnable(), None
+
+
+def _source(request: requests.Launch) -> _Source:
+    """Return what a job trains; the recipe of a run, or of another file than a recipe, gets a file of its own."""
+    from meshwright.launch import native_job
+
+    target, known = request.recipe, native_job.known(request.overrides)
+    options = {"framework": request.framework, "model": request.model}
+    job = job_for(target, request.goal, request.gpus, known, **options)
+    recipe, out = job.runnable(), request.out
     job.require_length()
     if not request.tiny:
-        note_length(job, found, native_job.known(changes))
-        note_length_of_plan(job, found, native_job.known(changes))
+        note_length(job, recipe, known)
+        note_length_of_plan(job, recipe, known)
     if job.plan is not None:
-        plan = job.plan
-        target, model = plan.base.name, plan.recipe.model
-        given.setdefault("name", native_job.default_name(plan.recipe.name, request.scheduler))
-        set_here = override.requested(plan.base, changes)
-        changes += [format_override(one.field, one.new) for one in plan.changes if one.field not in set_here]
-        found = msgspec.structs.replace(recipe_for(target), model=model)
-    elif job.imported is not None or job.own or is_run(target):
-        if is_run(target) and not request.tiny:
-            found, out = _continuing(request, str(target), found)
-        target, model, text = f"{found.name}.toml", None, ""
-        given.setdefault("name", native_job.default_name(found.name, request.scheduler))
-    require_trained(find(model or found.model))
-    again = native_job.Restarts(out, [])
+        return _source_of_plan(request, job.plan)
+    if job.imported is None and not job.own and not is_run(target):
+        return _Source(target=str(target), recipe=recipe, model=request.model, changes=request.overrides, out=out)
+    if is_run(target) and not request.tiny:
+        recipe, out = _continuing(request, str(target), recipe)
+    return _Source(
+        target=f"{recipe.name}.toml",
+        recipe=recipe,
+        model=None,
+        changes=request.overrides,
+        out=out,
+        name=native_job.default_name(recipe.name, request.scheduler),
+        has_own_file=True,
+    )
+
+
+def _source_of_plan(request: requests.Launch, plan: Plan) -> _Source:
+    """Return what the job of a model trains: the recipe that the plan is based on, with its changes as overrides."""
+    from meshwright.launch import native_job
+
+    typed = override.requested(plan.base, request.overrides)
+    planned = [format_override(one.field, one.new) for one in plan.changes if one.field not in typed]
+    return _Source(
+        target=plan.base.name,
+        recipe=msgspec.structs.replace(recipe_for(plan.base.name), model=plan.recipe.model),
+        model=plan.recipe.model,
+        changes=[*request.overrides, *planned],
+        out=request.out,
+        name=native_job.default_name(plan.recipe.name, request.scheduler),
+    )
+
+
+def _native_job(request: requests.Launch, source: _Source, options: Mapping[str, Any]) -> LaunchRequest:
+    """Return the job that runs `meshwright train`."""
+    from meshwright.launch import native_job
+
+    training, recipe = _training(request, source, options)
+
+    def checked() -> native_job.Checked:
+        found = check_recipe(recipe, request.gpus, ENGINES[0], training.known_overrides)
+        print_notes(found)
+        findings = (*found.findings, *data_findings(found.recipe))
+        return native_job.Checked(found.recipe, found.cluster, findings, run_seconds(found))
+
+    return native_job.request_for(training, request.scheduler, recipe, request.gpus, checked)
+
+
+def _training(
+    request: requests.Launch, source: _Source, options: Mapping[str, Any]
+) -> tuple[native_job.Training, Recipe]:
+    """Return the arguments of `meshwright train` and its recipe; in a file of the job, paths are written in full."""
+    from meshwright.launch import native_job
+
+    require_trained(find(source.model or source.recipe.model))
+    again = native_job.Restarts(source.out, [])
     if not request.tiny:
-        typed = override.apply(found, native_job.known(changes))
-        again = native_job.restarts(typed, out, changes, request.scheduler, given)
+        typed = override.apply(source.recipe, native_job.known(source.changes))
+        again = native_job.restarts(typed, source.out, source.changes, request.scheduler, options)
     training = native_job.Training(
-        str(target), dataset, model, request.tiny, again.out, [*changes, *again.overrides], text, again.notes,
-        request.accept_changes,
-    )  # fmt: skip
-    if text is not None:  # the job runs in the folder of this file
-        training, found = native_job.with_full_paths(training, found, request.scheduler)
-        training = msgspec.structs.replace(training, text=recipe_text(found))
-
-    run_s = 0.0
-
-    def validated() -> native_job.Checked:
-        nonlocal run_s
-        checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
-        run_s = 0.0 if request.tiny else run_seconds(checked)
-        print_notes(checked)
-        return checked.recipe, checked.cluster, (*checked.findings, *data_findings(checked.recipe))
-
-    launched = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
-    return build_job.launch(msgspec.structs.replace(launched, run_s=run_s), request.scheduler, **files)
+        target=source.target,
+        dataset=request.dataset,
+        model=source.model,
+        tiny=request.tiny,
+        out=again.out,
+        overrides=[*source.changes, *again.overrides],
+        notes=again.notes,
+        accept_changes=request.accept_changes,
+    )
+    if not source.has_own_file:
+        return training, source.recipe
+    training, recipe = native_job.with_full_paths(training, source.recipe, request.scheduler)
+    return msgspec.structs.replace(training, text=recipe_text(recipe)), recipe
 
 
 def _continuing(request: requests.Launch, target: str, recipe: Recipe) -> tuple[Recipe, str | None]:

@@ -25,7 +25,15 @@ from meshwright.rules import Finding
 
 CLUSTER_FILE = "cluster.toml"  # the copy of a recipe's cluster file in the folder of its job
 FOLDER = "checkpoint.folder"
-Checked = tuple[Recipe, Cluster, tuple[Finding, ...]]
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """A training as it was checked."""
+
+    recipe: Recipe
+    cluster: Cluster
+    findings: tuple[Finding, ...] = ()
+    run_s: float = 0.0  # estimated seconds of all steps; 0 if unknown
 
 
 class Training(msgspec.Struct, frozen=True):
@@ -134,19 +142,20 @@ def request_for(
     target = Path(training.target).name if copies else str(Path(training.target).resolve())
     text = training.text if training.text is not None or not copies else _text(training.target)
     copied = {} if text is None else _with_cluster(target, text, cluster_file)
-    found, target_cluster, findings = _tiny(training, recipe, gpus) if training.tiny else check()
+    found = _tiny(training, recipe, gpus) if training.tiny else check()
     return LaunchRequest(
-        recipe=found,
-        cluster=target_cluster,
+        recipe=found.recipe,
+        cluster=found.cluster,
         engine="meshwright",
         program=program(training, target if is_file else training.target),
         files=copied,
         reads={cluster_file: "the cluster file"} if is_file and cluster_file and not copied else {},
-        findings=findings,
+        findings=found.findings,
         saves=not training.tiny or training.out is not None,
         notes=()
         if training.tiny
-        else (*training.notes, *mock_data(found), *short_training_notes(found, model_of(found))),
+        else (*training.notes, *mock_data(found.recipe), *short_training_notes(found.recipe, model_of(found.recipe))),
+        run_s=found.run_s,
     )
 
 
@@ -186,7 +195,7 @@ def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Checked
     if gpus is None:
         reason = "a tiny run has no reference cluster: set the number of ranks"
         raise InputError(reason, field="--gpus", fix=("--gpus 2", "--gpus 2x1xH100 (two nodes of one)"))
-    return overrides.apply(recipe, training.known_overrides), cluster(str(gpus)), ()
+    return Checked(overrides.apply(recipe, training.known_overrides), cluster(str(gpus)))
 
 
 def _with_cluster(target: str, text: str, cluster_file: str) -> dict[str, str]:
