@@ -203,7 +203,7 @@ def _check(
         *imported.mapped.findings,
         *theirs,
         *_without_duplicates(imported, ours, theirs),
-        *(_without_model(imported, recipe, candidates[0], theirs) if known and imported.model is None else ()),
+        *(_without_model(imported, recipe, candidates[0], theirs, known) if imported.model is None else ()),
     ]
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
     findings = with_open_version(framework, content, imported.parsed.settings, findings)
@@ -305,10 +305,16 @@ def _our_findings(
 
 
 def _without_model(
-    imported: ImportedRecipe, recipe: Recipe, on: Cluster, theirs: Sequence[Finding]
+    imported: ImportedRecipe, recipe: Recipe, on: Cluster, theirs: Sequence[Finding], known: bool
 ) -> Iterator[Finding]:
-    """Yield the findings of our rules that hold for every model, in the framework's keys."""
-    yield from model_free_findings(imported, recipe, on)
+    """Yield the findings of our rules that hold for every model, in the framework's keys.
+
+    Without `known`, the type of the GPUs is not known, or also their number.
+    """
+    if known or imported.parsed.gpu_request.count is not None:
+        yield from model_free_findings(imported, recipe, on)
+    if not known:
+        return
     replaced = msgspec.structs.replace(imported, model=any_model())
     ours = [_in_framework_keys(replaced, recipe, as_in_files(one)) for one in gpu_findings(imported, recipe, on)]
     yield from _without_duplicates(imported, ours, theirs)

@@ -93,7 +93,9 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
         return _resolves(root, value)
     if finding.rule in VALUES:
         found = _names(framework.name, root)
-        return bool(value) and (value in found.texts or value.rpartition(".")[2] in found.keys)
+        listed = [str(one) for one in setting.value] if setting is not None and isinstance(setting.value, list) else []
+        accepts = all(one in found.texts or one.rpartition(".")[2] in found.keys for one in listed or [value])
+        return bool(value) and accepts
     if finding.rule not in KEYS:
         return False
     names = _names(framework.name, root)
@@ -102,7 +104,10 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     section, dot, _ = finding.field.partition(".")
     if dot and framework.name in FLAT and section in names.keys - our_names(framework.name, framework.key_map):
         return True  # a table of keys that only the checkout has
-    key = _WORD.findall(finding.field.rpartition(".")[2].lstrip("-").replace("-", "_"))
+    written_key = finding.field
+    if "[" in written_key and (table := written_key.partition("[")[0]) not in config_keys(framework.key_map):
+        written_key = table  # of a list of tables, the source defines the list
+    key = _WORD.findall(written_key.rpartition(".")[2].lstrip("-").replace("-", "_"))
     name = key[0] if key else ""
     is_nested = "." in finding.field and finding.rule not in REMOVED  # if we know it, it is a key of another section
     is_ours = is_nested and name in our_names(framework.name, framework.key_map)

@@ -15,7 +15,13 @@ from meshwright.errors import InputError, some
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.native import is_native, looks_native, train_command
-from meshwright.frameworks.other_trainers import OtherLossError, OtherTrainerError, other_loss, other_trainer
+from meshwright.frameworks.other_trainers import (
+    OtherLossError,
+    OtherTrainerError,
+    other_loss,
+    other_trainer,
+    rl_trainer,
+)
 from meshwright.frameworks.registry import FORMATS, READ, framework
 
 if TYPE_CHECKING:
@@ -84,6 +90,8 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
     end = _front_end_of(content) if content.format == "shell" else None
     if front_ends and end is not None:
         return end
+    if (rewards := rl_trainer(content)) is not None:
+        raise rewards
     loss = other_loss(content)
     if loss is not None and not front_ends:
         raise loss
@@ -177,9 +185,8 @@ def _unknown_words(launch: LaunchCommand) -> list[str]:
     """Return the arguments of a launch that are unknown and may be several: no values of flags."""
     from meshwright.frameworks.shell.launch_prefixes import is_option, is_unresolved_expansion
 
-    before = (None, *launch.args[:-1])
-    follows = [one is not None and is_option(one) for one in before]
-    words = [one for one, is_value in zip(launch.args, follows, strict=True) if not is_value]
+    follows = [False, *map(is_option, launch.args)]
+    words = [one for one, is_value in zip(launch.args, follows, strict=False) if not is_value]
     return [str(one.value) for one in words if is_unresolved_expansion(one)]
 
 

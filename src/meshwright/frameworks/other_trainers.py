@@ -39,8 +39,10 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
     "NeMo": ("trainer.devices", "exp_manager"),
     "verl": ("actor_rollout_ref", "algorithm"),
     "EasyR1": ("worker", "algorithm", "trainer"),
+    "NeMo-RL": ("policy", "checkpointing"),
 }
 """Top-level or dotted keys that every config of a trainer has."""
+WITH_REWARDS = ("NeMo-RL", "verl", "EasyR1")
 MODELS = ("base_model", "model_name_or_path", "model")
 METHODS = ("adapter", "finetuning_type", "tuner_type", "train_type")
 ADAPTERS = ("lora", "qlora", "dora", "rslora")
@@ -170,6 +172,12 @@ def other_trainer(content: Content) -> OtherTrainerError | None:
     keys = {*content.settings, *content.top_level_keys()}
     title = next((name for name, needed in TRAINERS.items() if all(one in keys for one in needed)), "")
     return OtherTrainerError(title, content) if title else None
+
+
+def rl_trainer(content: Content) -> OtherTrainerError | None:
+    """Return the error for a config of a trainer with rewards, whose parts look like those of other frameworks."""
+    error = other_trainer(content)
+    return error if error is not None and error.title in WITH_REWARDS else None
 
 
 def _command(title: str, content: Content, typed: str) -> _Command:

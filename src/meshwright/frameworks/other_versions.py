@@ -4,7 +4,8 @@ Our tables are those of one commit, and a file does not name the version that re
 one is a typing error in every version. Another unknown name belongs to a newer or older version as likely as it is a
 mistake: a warning, unless the file is in a checkout of the framework, whose version is known. A file with several such
 names is for an older version or a fork, and its removed keys are warnings, however old they are; so are flags that it
-leaves out, for which a fork may have a default.
+leaves out, for which a fork may have a default. A file with a name that only its own program can add is read by that
+program, which brings its version of the framework with it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ ABSENT_FLAGS = tuple(
 SEVERAL = 2  # old and unknown names from which a file is for an older version or for a fork
 PINNED = frozenset(("third_party", "thirdparty", "3rdparty", "third-party", "submodules", "external", "vendor"))
 """Folders of a repository with other repositories, each at a commit of its own."""
+ADDED = "must add it"  # in the warning on a name that the program beside the framework must define
+FORK = 5  # names of its own from which a program may build another model, or validate its arguments otherwise
+OF_THE_MODEL = ("megatron-lm.", "memory.", "pipeline.even-split")
+"""Starts of the rules that such a program may not have, as with layers that compute nothing or adapters of its own."""
+MAY_CHANGE = "flags that only the program has may change it"
 MAY_ACCEPT = "another version may accept it"  # in the finding of a name that our version rejects
 WITHOUT_SUGGESTIONS = ("megatron-bridge",)
 """Frameworks most of whose keys are never suggested: an unknown key without a suggestion may be a typing error."""
@@ -61,12 +67,25 @@ def with_open_version(
     removed = [one for one in errors if one.rule in REMOVED and NO_VERSION not in one.message]
     removed = [one for one in removed if not _has_new_name(framework, settings, one)]
     signs = len({one.field for one in (*named, *removed)}) + _starts_a_pinned_copy(content)
-    if (named or removed) and signs >= SEVERAL:
+    added = [one for one in findings if one.rule == "key.unused" and ADDED in one.message]
+    has_program = bool(added)
+    if has_program or ((named or removed) and signs >= SEVERAL):
         named += [one for one in errors if one in removed or _is_of_a_fork(framework, one)]
         named += [one for one in errors if one.rule in ABSENT_FLAGS]
-    if named:  # a file for another version may have its values too
+    if has_program:
+        named += [one for one in errors if one.rule == "key.unknown" and not _MEANT.search(one.message)]
+    if named or has_program:  # a file for another version may have its values too
         named += [one for one in errors if one.rule == "value.invalid" and _ALLOWED.search(one.message) and not one.fix]
-    return [_as_warning(framework, one) if one in named else one for one in findings]
+    changed = [_as_warning(framework, one) if one in named else one for one in findings]
+    own = {one.field for one in (*added, *(one for one in named if one.rule == "key.unknown"))}
+    return [_may_change(one) for one in changed] if len(own) >= FORK else changed
+
+
+def _may_change(finding: Finding) -> Finding:
+    """Return a finding of a program with several names of its own: an error on its model is a warning."""
+    if finding.severity != "error" or not finding.rule.startswith(OF_THE_MODEL):
+        return finding
+    return msgspec.structs.replace(finding, severity="warning", message=f"{finding.message}; {MAY_CHANGE}")
 
 
 def is_rejected(finding: Finding) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from meshwright.clusters import Cluster, cluster
+from meshwright.clusters import Cluster, cluster, is_known
 from meshwright.errors import InputError
 from meshwright.frameworks.common import ASSUMED_VOCABULARY
 from meshwright.frameworks.environment import with_references
@@ -157,9 +157,10 @@ def clusters_for(imported: ImportedRecipe, gpus: str | None) -> tuple[bool, list
     if gpus is not None:
         return True, [cluster(gpus)]
     request = imported.parsed.gpu_request
-    if request.count is not None and request.gpu:
-        return True, [_cluster(request.count, request.gpus_per_node, request.gpu)]
-    types = (request.gpu,) if request.gpu else GPUS
+    gpu = request.gpu if is_known(request.gpu) else ""  # a site has names of its own: gpu:ampere:4
+    if request.count is not None and gpu:
+        return True, [_cluster(request.count, request.gpus_per_node, gpu)]
+    types = (gpu,) if gpu else GPUS
     worlds = [request.count] if request.count is not None else list(_worlds(imported))
     return False, [_cluster(world, request.gpus_per_node, gpu) for gpu in types for world in worlds]
 

@@ -259,6 +259,17 @@ def fields(section: str) -> frozenset[str]:
     return frozenset((*listed, *mapped))
 
 
+@cache
+def sections() -> frozenset[str]:
+    """Return the names at the top level of a config."""
+    return frozenset((*SECTIONS, *OPEN_SECTIONS, *(key.partition(".")[0] for key in config_keys(KEY_MAP))))
+
+
+def is_section(name: str) -> bool:
+    """Return whether a name at the top level is one of a config, or one with a typing error."""
+    return name in sections() or name.startswith("_") or bool(misspelled(name, sections()))
+
+
 def is_extra_key(key: str) -> bool:
     """Return whether a key outside the key map exists in Megatron-Bridge."""
     if key.startswith(("-", "+", "~")) or key in ("recipe", UNREAD_ARGS) or key.endswith(SUFFIXES):

@@ -31,9 +31,10 @@ def detect(content: Content) -> int:
         return 3 if starts else int(command.names_runner(content))
     if content.format == "python":
         return 3 if command.PACKAGE in content.text else 0
-    target = content.settings.get("_target_")
-    if target is not None and command.PACKAGE in str(target.value):
-        return 4
+    if content.settings.get("_target_") is not None or run_config.recipe_of(content.settings) is not None:
+        targets = (one for key, one in content.settings.items() if key.rpartition(".")[2] == "_target_")
+        if any(command.PACKAGE in str(one.value) for one in targets):
+            return 4
     has_parallel_size = any(
         key.startswith("model.") and key.endswith("_model_parallel_size") for key in content.settings
     )
@@ -87,6 +88,7 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
         base=base,
         gpu_request=_gpu_request(run, name, row),
         env=run.env,
+        findings=run.findings,
         notes=tuple(notes),
         files=tuple(dict.fromkeys([path, *(setting.file for setting in settings.values())])),
         field_values=fields,

@@ -11,6 +11,7 @@ from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import GpuRequest
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.types import Goal
+from meshwright.rules.rule import Finding
 
 Form = Literal["command", "python", "saved"]
 
@@ -26,6 +27,7 @@ class ParsedRun(msgspec.Struct, frozen=True):
     gpu_request: GpuRequest = GpuRequest()
     env: Mapping[str, SourcedValue] = {}
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 def infer_goal(name: str) -> Goal | None:

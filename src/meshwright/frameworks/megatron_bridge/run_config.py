@@ -3,28 +3,74 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, some
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.megatron_bridge.keys import is_section
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
 from meshwright.frameworks.model_match import from_sizes
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Goal
+from meshwright.rules.rule import Finding
 
 SFT_DATA = ("GPTSFTDatasetConfig", "FinetuningDatasetConfig", "HFDatasetConfig", "DirectHFSFTDatasetConfig")
 OBJECT_KEYS = re.compile(r"\._(target|call|partial|args|name)_(\[\d+\])?$")
 
 
+RECIPES = "megatron.bridge.recipes."
+INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
+_REST = re.compile(r"[.\[].*")  # of a key, after its section
+
+
 def read(content: Content) -> ParsedRun:
     """Return the settings of the file; objects such as torch.bfloat16 are given by name."""
-    settings = strip_object_keys(content.settings)
+    stated = {key: _resolved(setting, content.settings) for key, setting in content.settings.items()}
+    kept = {key: setting for key, setting in stated.items() if is_section(_section(key))}
+    settings = strip_object_keys(kept)
     model = settings.get("model.hf_model_id")
-    return ParsedRun("saved", settings, goal=goal(settings), model=str(model.value) if model and model.value else "")
+    added = tuple(_added_sections(stated))
+    name = str(model.value) if model and model.value else ""
+    recipe = recipe_of(stated)
+    return ParsedRun("saved", settings, recipe, goal=goal(settings), model=name, findings=added)
+
+
+def recipe_of(settings: Settings) -> SourcedValue | None:
+    """Return the name of the recipe that a file with overrides gives as recipe._target_."""
+    target = settings.get("recipe._target_")
+    if target is None or not str(target.value).startswith(RECIPES):
+        return None
+    return msgspec.structs.replace(target, value=str(target.value).rpartition(".")[2])
+
+
+def _section(key: str) -> str:
+    return _REST.sub("", key)
+
+
+def _resolved(setting: SourcedValue, settings: Settings) -> SourcedValue:
+    """Return a setting with the value of the key that it names with ${}; unresolved if the file does not have that."""
+    found = INTERPOLATION.search(setting.value) if isinstance(setting.value, str) else None
+    if found is None:
+        return setting
+    other = settings.get(found[1])
+    if other is not None and found[0] == setting.value and not INTERPOLATION.search(str(other.value)):
+        return msgspec.structs.replace(setting, value=other.value)
+    return msgspec.structs.replace(setting, unresolved="OmegaConf resolves it when the program reads the file")
+
+
+def _added_sections(settings: Settings) -> Iterator[Finding]:
+    """Yield a warning on the sections that only the program which reads the file can have."""
+    added = [(name, one) for key, one in settings.items() if not is_section(name := _section(key))]
+    if added:
+        names = some(sorted({name for name, _ in added}), 6)
+        first, at = added[0]
+        message = f"Megatron-Bridge's config has no {names}: the program that reads the file must add it"
+        yield Finding("key.unused", "warning", first, message, (), at.file, at.line)
 
 
 def strip_object_keys(leaves: Settings) -> dict[str, SourcedValue]:

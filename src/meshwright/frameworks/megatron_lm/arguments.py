@@ -47,6 +47,9 @@ FIRST_VALUE_ONLY = ("moe_aux_loss_coeff",)
 """Multi-value flags of which only the first value is used."""
 PLACEHOLDER = re.compile(r"<[A-Za-z]")
 CAPITALS = re.compile(r"[A-Z]{2,}( [A-Z]+)*")
+ASKS = re.compile(r"(?i)(your|please|path|the|enter|insert|replace|fill|specify|set|name|location)")
+"""First word of a text that asks the user for a value: your model path, path to the data."""
+PLAIN_WORD = re.compile(r"[A-Za-z][A-Za-z/_.,'-]*")
 OPTION = re.compile(r"-[-A-Za-z_]")
 
 
@@ -140,9 +143,21 @@ def with_placeholders(args: Sequence[SourcedValue]) -> list[SourcedValue]:
             before = found.pop()  # PATH TO THE DATA in a variable without quotes
             joined = f"{before.value} {text}"
             found.append(msgspec.structs.replace(before, value=joined, unresolved="a placeholder to fill in"))
+        elif found and _goes_on(found[-1], arg):
+            before = found.pop()  # your model path in a variable without quotes
+            joined = f"{before.value} {text}"
+            found.append(msgspec.structs.replace(before, value=joined, unresolved="a placeholder to fill in"))
         else:
             found.append(arg)
     return found
+
+
+def _goes_on(before: SourcedValue, arg: SourcedValue) -> bool:
+    """Return whether a word continues a text that asks for a value, from the same line."""
+    first, *others = str(before.value).split() or [""]
+    same_place = (before.file, before.line) == (arg.file, arg.line)
+    plain = all(PLAIN_WORD.fullmatch(one) for one in (*others, str(arg.value)))
+    return same_place and plain and bool(ASKS.fullmatch(first))
 
 
 def key_of(flag: str) -> str:

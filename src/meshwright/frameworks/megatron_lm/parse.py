@@ -60,6 +60,7 @@ NEEDED_FLAGS = {
     "use_distributed_optimizer": "offload.optimizer-strategy",
     "max_position_embeddings": "sequence.position-table",
     "seq_length": "sequence.position-table",
+    "pipeline_model_parallel_size": "megatron-lm.virtual-stages-need-stages",
 }
 """Flags without which one of our rules fails: the program, or an argument that could not be read, may set them."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -109,6 +110,8 @@ def _from_variables(content: Content) -> tuple[SourcedValue, ...]:
     found: list[SourcedValue] = []
     for setting in (content.script.variables if content.script else {}).values():
         values = setting.value if isinstance(setting.value, list) else str(setting.value).split()
+        if values and str(values[0]).endswith(".py"):  # CMD="pretrain_gpt.py --num-layers …"
+            values = values[1:]
         if values and str(values[0]).startswith("--") and (isinstance(setting.value, list) or not setting.unresolved):
             found += _located(content, setting, [str(one) for one in values])
     return tuple(found)

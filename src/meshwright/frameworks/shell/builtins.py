@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from meshwright.errors import InputError
@@ -12,17 +12,20 @@ from meshwright.frameworks.shell.conditions import Operand, Test
 from meshwright.frameworks.shell.grammar import Parser
 from meshwright.frameworks.shell.interpreter import Interpreter, RunCommand
 from meshwright.frameworks.shell.launch_prefixes import REMOTE, command_name, unwrap
+from meshwright.frameworks.shell.sbatch import read_sbatch
 from meshwright.frameworks.shell.sourced import Unreadable
 from meshwright.frameworks.shell.syntax import Simple
 from meshwright.frameworks.shell.values import ExitStatus, Field, Piece
 from meshwright.frameworks.shell.variables import Value, text_value
 from meshwright.frameworks.shell.words import Source
+from meshwright.frameworks.types import SourcedValue
 
 # Commands run for their exit status, which is unknown here.
 QUERIES = {"which", "type", "hash", "grep", "egrep", "fgrep", "pgrep", "cmp", "diff", "nvidia-smi", "id", "ls"}
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 READS_INPUT = {"bash", "sh", "zsh", "sbatch", "srun", "ssh", "docker", "singularity", "apptainer"}
 SCRIPTS = (".sh", ".bash")
+JOBS = (*SCRIPTS, ".sbatch", ".slurm", ".job", ".sub")
 MAX_EVAL_DEPTH = 4  # nested eval and bash -c
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -250,14 +253,15 @@ def _run_program(interp: Interpreter, simple: Simple, fields: list[Field]) -> Ex
     unwrapped = unwrap(words)
     start = unwrapped.start
     inner = command_name(words[start]) if start < len(words) else ""
+    submits = "sbatch" in unwrapped.options
     if inner in SHELLS:
         _run_shell(interp, simple, fields, start)
-    elif inner.endswith(SCRIPTS):
-        _run_file(interp, simple, fields, start, start)
+    elif inner.endswith(JOBS if submits else SCRIPTS):
+        _run_file(interp, simple, fields, start, start, unwrapped.options.get("sbatch"))
     elif start == len(words) - 1 and " " in str(words[start].value) and REMOTE & unwrapped.options.keys():
         _run_text_in_shell(interp, simple, fields, start, start)  # ssh HOST "cd FOLDER && torchrun …"
-    if simple.here_document and (inner in SHELLS or inner == "sbatch") and start == len(words) - 1:
-        _run_document(interp, simple, fields[:start])
+    if simple.here_document and ((inner in SHELLS and start == len(words) - 1) or (submits and start == len(words))):
+        _run_document(interp, simple, fields[: start if inner else 0])
     elif simple.here_document and any(command_name(word) in READS_INPUT for word in command.words):
         reason = "commands in a here-document are not parsed"
         interp.state.note(fields[0].text, *simple.location, reason)
@@ -307,8 +311,18 @@ def _run_text_in_shell(interp: Interpreter, simple: Simple, fields: list[Field],
         _run_text(interp, fields[text].pieces, simple)
 
 
-def _run_file(interp: Interpreter, simple: Simple, fields: list[Field], shell: int, file: int) -> None:
-    """Record a script that is started in a new shell, and interpret it if such scripts are followed."""
+def _run_file(
+    interp: Interpreter,
+    simple: Simple,
+    fields: list[Field],
+    shell: int,
+    file: int,
+    sbatch: Mapping[str, SourcedValue] | None = None,
+) -> None:
+    """Record a script that is started in a new shell, and interpret it if such scripts are followed.
+
+    `sbatch` are the options with which it is submitted as a job.
+    """
     name, here = fields[file], simple.location
     interp.called.append(name.text)
     if not interp.follows_called:
@@ -319,8 +333,11 @@ def _run_file(interp: Interpreter, simple: Simple, fields: list[Field], shell: i
         reason = error.reason if isinstance(error, InputError) else error
         interp.state.note(name.text, *here, f"the script is not read: {reason}")
         return
-    parser = Parser(Source.of_file(text.replace("\r\n", "\n"), shown))
-    with _new_shell(interp, simple, fields[:shell]):
+    unix = text.replace("\r\n", "\n")
+    parser = Parser(Source.of_file(unix, shown))
+    with _new_shell(interp, simple, fields[: 0 if sbatch is not None else shell]):
+        if sbatch is not None:
+            interp.submit({**read_sbatch(unix, shown)[0], **sbatch})
         interp.state.arguments = fields[file + 1 :]
         interp.run_block(parser.script())
     _report_warnings(interp, parser)
@@ -336,11 +353,13 @@ def _new_shell(interp: Interpreter, simple: Simple, prefix: list[Field]) -> Iter
     given = {one.name: assigned_value(interp.expander, one) for one in simple.assignments}
     for name, one in unwrap(words).env.items():
         given[name] = text_value((Piece(str(one.value), one.line, one.file, one.unresolved),), one.line, one.file)
+    slurm = state.slurm, state.in_job
     state.values = {name: value for name, value in state.values.items() if name in state.exported}
     for name, value in given.items():
         state.store(name, value, export=True)
     interp.functions, interp.prefix = {}, before + words
     yield
+    state.slurm, state.in_job = slurm
     interp.functions, interp.prefix, state.loop_depth = functions, before, loops
     interp.flow = ""
     state.restore(snapshot)

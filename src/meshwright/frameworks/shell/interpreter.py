@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from meshwright.frameworks.shell.arithmetic import Undecided
 from meshwright.frameworks.shell.assign import assign, assigned_by_arithmetic, assigned_value
 from meshwright.frameworks.shell.conditions import Operand, Test, matches
 from meshwright.frameworks.shell.expand import Expander
+from meshwright.frameworks.shell.sbatch import slurm_variables
 from meshwright.frameworks.shell.sourced import Sourced
 from meshwright.frameworks.shell.syntax import (
     Arithmetic,
@@ -61,9 +62,15 @@ class Interpreter:
         self.written: dict[str, WrittenFile] = {}  # config files that the script writes, by name
         self.called: list[str] = []  # scripts that it starts in a shell of their own
         self.follows_called = False  # they are interpreted too
+        self.job: dict[str, SourcedValue] = {}  # options of the job that the script submits with sbatch
         self.flow = ""  # break, return or exit: the following commands are not reached
         self.eval_depth = 0  # nested eval and bash -c
         self.depth = 0
+
+    def submit(self, options: Mapping[str, SourcedValue]) -> None:
+        """Interpret what follows as a job with these sbatch options."""
+        self.job = dict(options)
+        self.state.slurm, self.state.in_job = slurm_variables(options), True
 
     def run_block(self, block: Block) -> ExitStatus:
         """Run commands in order; return the status of the last one."""

@@ -65,6 +65,7 @@ SRUN_FLAGS = frozenset(
     )
 )
 SRUN = OptionSpec(flags=SRUN_FLAGS, short=SHORT)
+SBATCH = OptionSpec(flags=SRUN_FLAGS | frozenset(_values("parsable requeue no-requeue test-only wait")), short=SHORT)
 DOCKER = OptionSpec(
     _values(
         "volume env workdir user name gpus shm-size ipc network net ulimit mount device env-file entrypoint publish "
@@ -165,6 +166,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "nsys": Wrapper(NSYS, frozenset({"profile", "launch"})),
     "ray": Wrapper(RAY, frozenset({"job submit"})),
     "srun": Wrapper(SRUN),
+    "sbatch": Wrapper(SBATCH),
     "mpirun": Wrapper(MPI, env=frozenset({"x"})),
     "mpiexec": Wrapper(MPI, env=frozenset({"x"})),
     "aprun": Wrapper(APRUN),
@@ -324,7 +326,7 @@ def _set_variables(option: Option, wrapper: Wrapper, name: str, env: dict[str, S
     pairs: list[str] = []
     if option.name in wrapper.env:
         pairs = [str(option.value.value)]
-    elif name == "srun" and option.name == "export":
+    elif name in ("srun", "sbatch") and option.name == "export":
         pairs = str(option.value.value).split(",")
     elif name == "ray" and option.name == "runtime-env-json":
         pairs = [f"{key}={value}" for key, value in _env_vars(str(option.value.value)).items()]

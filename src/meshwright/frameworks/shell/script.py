@@ -18,16 +18,17 @@ from meshwright.frameworks.shell.words import Source
 def read_script(text: str, where: str, folder: Path | None = None) -> Script:
     """Parse a launch script; sourced files are resolved relative to `folder`.
 
-    If it starts nothing but one other script, that one is read with it.
+    If it starts no training but other scripts, these are read with it, unless several of them train.
     """
     if len(text) > MAX_FILE_BYTES:
         raise script_error(where, 1, f"the script is longer than {MAX_FILE_BYTES} characters")
     try:
         script = _read(text, where, folder)
-        if len(script.called) != 1 or find_launches(script):
+        if not script.called or find_launches(script):
             return script
         followed = _read(text, where, folder, follows_called=True)
-        return followed if find_launches(followed) else script
+        trained = {one.program.file for one in find_launches(followed)}
+        return followed if len(trained) == 1 else script
     except RecursionError as error:  # the nesting limits apply first unless the caller's stack is deep already
         raise script_error(where, 1, "the script nests too deeply") from error
 
@@ -56,7 +57,7 @@ def _read(text: str, where: str, folder: Path | None, follows_called: bool = Fal
     return Script(
         tuple(interp.commands),
         variables,
-        sbatch,
+        sbatch or interp.job,
         unresolved,
         tuple(interp.possible),
         frozenset(interp.possible_flags),

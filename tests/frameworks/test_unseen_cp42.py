@@ -1,0 +1,172 @@
+"""Launch scripts and configs in the style of pretraining repositories and forks of the frameworks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import check
+from meshwright.errors import InputError
+from meshwright.frameworks.result import CheckResult
+
+FLAGS = """--num-layers 20 --hidden-size 1536 --num-attention-heads 8 --seq-length 4096 --lr 3e-4 --bf16 \\
+  --max-position-embeddings 4096 --micro-batch-size 4 --global-batch-size 512 --train-iters 1000 \\
+  --tokenizer-type Llama2Tokenizer --tokenizer-model tok.model --swiglu --normalization RMSNorm \\
+  --position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear"""
+DATA = "--data-path data/a"
+OWN = "--stage sft --prompt-type qwen --handler-name Alpaca --pad-samples --lora-scale 2"
+TRAIN = f"export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --nproc-per-node 8 PROGRAM {FLAGS} {DATA}"
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def script(folder: Path, flags: str = "", program: str = "pretrain_gpt.py") -> CheckResult:
+    return check(written(folder, "train.sh", f"{TRAIN.replace('PROGRAM', program)} {flags}\n"))
+
+
+def found(result: CheckResult, severity: str = "error") -> list[str]:
+    return [one.rule for one in result.findings if one.severity == severity]
+
+
+@pytest.mark.parametrize("text", ["your data path", "path to the data", "your tokenized/data path"])
+def test_words_that_ask_for_a_path_are_one_value(tmp_path: Path, text: str) -> None:
+    launch = TRAIN.replace("PROGRAM", "pretrain_gpt.py").replace("data/a", "$DATA --save $OUT --save-interval 100")
+    result = check(written(tmp_path, "t.sh", f'OUT="your save path"\nDATA="{text}"\n{launch}\n'))
+    assert found(result) == []
+    assert {"save", "data_path"} <= {one.key for one in result.unresolved}
+
+
+def test_a_stray_word_that_asks_for_nothing_is_an_error(tmp_path: Path) -> None:
+    assert found(script(tmp_path, "--save out model --save-interval 9")) == ["value.stray"]
+
+
+@pytest.mark.parametrize("flag", ["--checkpoint-activations", "--tokenizer-type PretrainedFromHF"])
+def test_flags_and_values_of_a_program_with_its_own_flags_are_warnings(tmp_path: Path, flag: str) -> None:
+    flag = f"{flag} --DDP-impl local"
+    assert found(script(tmp_path, f"{flag} --prompt-kind a", "examples/mine/pretrain_own.py")) == []
+    assert found(script(tmp_path, "--checkpoint-activations")) == ["key.removed"]
+
+
+def test_a_program_with_several_flags_of_its_own_validates_its_arguments_itself(tmp_path: Path) -> None:
+    two = "--train-data-path data/b"
+    assert found(script(tmp_path, two, "pretrain_own.py")) == ["megatron-lm.two-sources"]
+    result = script(tmp_path, f"{two} {OWN}", "pretrain_own.py")
+    assert found(result) == []
+    assert "megatron-lm.two-sources" in found(result, "warning")
+    assert "topology.world" in found(script(tmp_path, f"{OWN} --tensor-model-parallel-size 3", "pretrain_own.py"))
+
+
+SIZES = "export LAYERS=20\nexport TP=2\n"
+JOB = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gres=gpu:8
+#SBATCH --ntasks-per-node=1
+srun scripts/copy.sh
+srun scripts/train.sh
+"""
+STEP = f"""export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_ON_NODE pretrain_gpt.py \\
+  {FLAGS.replace("--num-layers 20", "--num-layers $LAYERS")} {DATA} --tensor-model-parallel-size $TP
+"""
+
+
+def test_a_script_that_submits_a_job_is_read_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "scripts/job.sh", JOB)
+    written(tmp_path, "scripts/copy.sh", "cp -r data /tmp\n")
+    written(tmp_path, "scripts/train.sh", STEP)
+    written(tmp_path, "release/small.sh", f"{SIZES}sbatch --job-name=small --nodes=4 scripts/job.sh\n")
+    result = check("release/small.sh")
+    assert found(result) == []
+    assert (result.recipe.layout.tp, result.model and result.model.num_layers) == (2, 20)
+    assert "32 GPUs" in " ".join(result.notes)
+    assert check("scripts/job.sh").framework == "megatron-lm"
+
+
+def test_a_gpu_name_of_the_site_is_no_error(tmp_path: Path) -> None:
+    start = STEP.replace("torchrun", "srun torchrun")
+    text = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:ampere:4\n{start}"
+    result = check(written(tmp_path, "j.sh", text))
+    assert found(result) == []
+    wrong = check(written(tmp_path, "w.sh", text.replace("$TP", "3")))
+    assert found(wrong) == ["topology.world"]  # 8 GPUs of any type, and a model of any depth
+
+
+def test_a_wrapper_around_any_program_is_named_as_such(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="matches no supported framework"):
+        check(written(tmp_path, "run.sh", 'export RANK=$SLURM_PROCID\npython "$@"\n'))
+
+
+def test_the_program_in_front_of_a_variable_of_flags_is_left_out(tmp_path: Path) -> None:
+    text = f'CMD="pretrain_gpt.py {FLAGS.replace(chr(92), "")} {DATA} --pipeline-model-parallel-size 2 '
+    text += '--num-layers-per-virtual-pipeline-stage 5"\n./my_launcher $CMD\n'
+    result = check(written(tmp_path, "c.sh", text.replace("\n  ", " ")))
+    assert found(result) == []
+    assert result.recipe.layout.pp == 2
+
+
+BRIDGE = """run:
+  env: {container: a.sqsh, nodes: 2}
+recipe:
+  _target_: megatron.bridge.recipes.qwen.qwen3_8b_pretrain_config
+data:
+  blend_file: ${art:data,path}
+model:
+  seq_length: ${art:data,pack_size}
+  tensor_model_parallel_size: 2
+dataset:
+  sequence_length: ${model.seq_length}
+train: {train_iters: 10, global_batch_size: 8}
+"""
+
+
+def test_sections_of_the_program_that_reads_a_bridge_config_are_one_warning(tmp_path: Path) -> None:
+    result = check(written(tmp_path, "c.yaml", BRIDGE))
+    assert (result.framework, result.model and result.model.name) == ("megatron-bridge", "qwen3_8b")
+    assert found(result) == []
+    (added,) = (one for one in result.findings if one.rule == "key.unused")
+    assert "no data, recipe, run" in added.message
+    assert added.line == 2
+    wrong = check(written(tmp_path, "w.yaml", BRIDGE.replace("train_iters: 10", "train_itres: 10")))
+    assert found(wrong) == ["key.unknown"]
+
+
+def test_only_the_recipe_of_a_bridge_config_shows_the_framework(tmp_path: Path) -> None:
+    start = "\n".join(BRIDGE.splitlines()[2:4])
+    assert check(written(tmp_path, "r.yaml", f"{start}\nlogger: {{log_interval: 5}}\n")).framework == "megatron-bridge"
+
+
+def test_configs_of_nemo_rl_are_named(tmp_path: Path) -> None:
+    text = "grpo: {max_num_steps: 9}\nloss_fn: {a: 1}\npolicy: {x: 1}\ncheckpointing: {enabled: true}\nlogger: {b: 1}\n"
+    with pytest.raises(InputError, match="config of NeMo-RL"):
+        check(written(tmp_path, "grpo.yaml", text))
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[optimizer]
+name = "AdamW"
+[[optimizer.split_rules]]
+pattern = "output"
+[training]
+seq_len = 4096
+steps = 10
+"""
+
+
+def test_lists_that_a_checkout_of_torchtitan_defines_are_no_errors(tmp_path: Path) -> None:
+    for name in ("plain", "own"):
+        written(tmp_path / name, "torchtitan/train.py", "")
+        written(tmp_path / name, "torchtitan/a.toml", TITAN)
+    written(tmp_path / "own", "torchtitan/config.py", "class Optimizer:\n    split_rules: list[dict] = None\n")
+    written(tmp_path / "own", "torchtitan/quant.py", 'register(Float8, "float8")\n')
+    assert found(check(str(tmp_path / "plain/torchtitan/a.toml"))) == ["value.invalid", "key.unknown"]
+    assert found(check(str(tmp_path / "own/torchtitan/a.toml"))) == []
