@@ -43,6 +43,10 @@ ADDED = "must add it"  # in the warning on a name that the program beside the fr
 FORK = 5  # names of its own from which a program may build another model, or validate its arguments otherwise
 OF_THE_MODEL = ("megatron-lm.", "memory.", "pipeline.even-split")
 """Starts of the rules that such a program may not have, as with layers that compute nothing or adapters of its own."""
+OF_MEGATRON = tuple(
+    f"megatron-lm.{name}" for name in ("max-connections", "query-groups", "head-dim", "virtual-layers", "batch-schedule")
+)
+"""Rules that hold for every program on Megatron-Core: they divide sizes, or order kernels."""
 MAY_CHANGE = "flags that only the program has may change it"
 MAY_ACCEPT = "another version may accept it"  # in the finding of a name that our version rejects
 WITHOUT_SUGGESTIONS = ("megatron-bridge",)
@@ -83,7 +87,7 @@ def with_open_version(
 
 def _may_change(finding: Finding) -> Finding:
     """Return a finding of a program with several names of its own: an error on its model is a warning."""
-    if finding.severity != "error" or not finding.rule.startswith(OF_THE_MODEL):
+    if finding.severity != "error" or finding.rule in OF_MEGATRON or not finding.rule.startswith(OF_THE_MODEL):
         return finding
     return msgspec.structs.replace(finding, severity="warning", message=f"{finding.message}; {MAY_CHANGE}")
 
