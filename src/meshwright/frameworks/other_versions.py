@@ -44,7 +44,8 @@ FORK = 5  # names of its own from which a program may build another model, or va
 OF_THE_MODEL = ("megatron-lm.", "memory.", "pipeline.even-split")
 """Starts of the rules that such a program may not have, as with layers that compute nothing or adapters of its own."""
 OF_MEGATRON = tuple(
-    f"megatron-lm.{name}" for name in ("max-connections", "query-groups", "head-dim", "virtual-layers", "batch-schedule")
+    f"megatron-lm.{name}"
+    for name in ("max-connections", "query-groups", "head-dim", "virtual-layers", "batch-schedule")
 )
 """Rules that hold for every program on Megatron-Core: they divide sizes, or order kernels."""
 MAY_CHANGE = "flags that only the program has may change it"
