@@ -82,3 +82,27 @@ def test_empty_keys_of_a_full_training_are_not_reported(tmp_path: Path) -> None:
     empty = "adapter:\nlora_r:\nlora_alpha:\nlora_dropout:\nlora_target_linear:"  # as in Axolotl's examples
     (path := tmp_path / "fft.yml").write_text(AXOLOTL.replace("ADAPTER", empty))
     assert state_gib(path)[1] == []
+
+
+PROGRAM = """from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+bnb = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B", quantization_config=bnb)
+args = SFTConfig(output_dir="out", per_device_train_batch_size=1, bf16=True, max_length=2048)
+SFTTrainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+def test_a_program_that_quantizes_needs_adapters(tmp_path: Path) -> None:
+    (path := tmp_path / "train.py").write_text(PROGRAM)
+    found = [one for one in mw.check(str(path), gpus="1xRTX4090").findings if one.field == "load_in_4bit"]
+    assert [one.severity for one in found] == ["error"]
+    assert "refuses to train quantized weights without adapters" in found[0].message
+    for adapters in (
+        PROGRAM.replace("args=args", "args=args, peft_config=config").replace(
+            "bnb =", 'from peft import LoraConfig\nconfig = LoraConfig(task_type="CAUSAL_LM")\nbnb ='
+        ),
+        PROGRAM.replace("SFTTrainer(model", "model = with_lora(model)\nSFTTrainer(model"),
+    ):
+        path.write_text(adapters)
+        assert not [one for one in mw.check(str(path), gpus="1xRTX4090").findings if one.field == "load_in_4bit"]

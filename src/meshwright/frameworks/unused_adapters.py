@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 
 from meshwright.frameworks.trainer_fields import ROWS
@@ -9,13 +10,19 @@ from meshwright.frameworks.types import SourcedValue
 from meshwright.rules.rule import Finding
 
 BITS = ("load_in_4bit", "load_in_8bit")  # of the frozen weights
-QUANTIZED_ALONE = "transformers/trainer_utils.py: validate_quantization_for_training"
+PEFT_CONFIG = 'peft_config=LoraConfig(task_type="CAUSAL_LM")'  # of TRL's trainers
+_ADAPTERS = re.compile(r"peft|lora|adapter", re.IGNORECASE)
 EMPTY = ("", "none", "null", "false")
 
 
 def is_of_adapters(argument: str) -> bool:
     """Return whether an argument of TRL or peft sets adapters."""
     return argument in ROWS and ROWS[argument].field.startswith("peft.")
+
+
+def names_adapters(program: str) -> bool:
+    """Return whether a program may add adapters: by peft, by a library on top of it, or by a function of its own."""
+    return _ADAPTERS.search(program) is not None
 
 
 def unused_adapters(

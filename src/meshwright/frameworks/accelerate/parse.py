@@ -59,7 +59,13 @@ from meshwright.frameworks.trainer_files import (
 )
 from meshwright.frameworks.trl_data import CONFIG, MIXTURE, is_of_command, is_trl_script
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
-from meshwright.frameworks.unused_adapters import is_of_adapters, quantized_without_adapters, unused_adapters
+from meshwright.frameworks.unused_adapters import (
+    PEFT_CONFIG,
+    is_of_adapters,
+    names_adapters,
+    quantized_without_adapters,
+    unused_adapters,
+)
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
 from meshwright.recipes.key_maps.deepspeed import PRECISION_KEYS
@@ -245,6 +251,8 @@ def _of_program_alone(content: Content) -> ParsedConfig:
     notes = notes if arguments else (*notes, FROM_COMMAND)
     notes = (*notes, UNSLOTH_NOTE) if uses_unsloth(content) else notes
     findings = (*constructor_findings(content), *parsed.findings)
+    if not names_adapters(content.text):
+        findings = (*findings, *quantized_without_adapters(arguments, PEFT_CONFIG, ""))
     return msgspec.structs.replace(parsed, findings=findings, notes=notes)
 
 
