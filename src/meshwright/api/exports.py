@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright import clusters, frameworks, launch, planner
+from meshwright import clusters, frameworks, launch, planner, rules
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
@@ -98,6 +98,52 @@ def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[st
         yield f"{' and '.join(full)}: the full path of this machine is written, for a start in any folder"
 
 
+class _Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, the framework that it is exported to, and where the files go."""
+
+    theirs: frameworks.Framework
+    job: Job
+    read: ImportedFile | None  # the file of another framework
+    gpus: str | int | None
+    overrides: tuple[str, ...]
+    folder: str | None
+    anywhere: bool  # the program starts in any folder
+
+    @property
+    def own(self) -> ImportedFile | None:
+        """The file that was read, if it is this framework's own."""
+        return self.read if self.read is not None and self.read.framework.name == self.theirs.name else None
+
+    @property
+    def has_program(self) -> bool:
+        """Whether the file starts a program of the user."""
+        return self.own is not None and bool(self.own.settings.parsed.program.argv)
+
+    @property
+    def version(self) -> str:
+        """The version that a job has to run, which is that of its file; empty for any."""
+        return self.own.settings.parsed.version if self.own is not None and self.anywhere else ""
+
+    def recipe_on(self, engine: str) -> tuple[Recipe, tuple[str, ...]]:
+        """Return the recipe for an engine, and the note on weights that the framework can load in place of the file's.
+
+        Weights that the user names are kept.
+        """
+        recipe, read = self.job.on(engine), self.read
+        if read is None:
+            return recipe, ()
+        recipe = recipe if self.own is not None else without_folder(recipe, read)
+        if "checkpoint.pretrained" in override.requested(recipe, override.split_auto(self.overrides)[0]):
+            return recipe, ()
+        recipe, note = frameworks.loadable_weights(recipe, read.framework, self.theirs, read.given_model is not None)
+        return recipe, (note,) if note else ()
+
+    def check(self, recipe: Recipe, engine: str) -> RecipeCheckResult:
+        """Return the findings for a recipe on an engine; a file's model may have a shape without a name."""
+        shape = None if self.job.imported is None else self.job.model
+        return check_recipe(recipe, self.gpus, engine, self.overrides, advice=False, model=shape)
+
+
 def export_into(
     request: requests.Export,
     folder: str | None,
@@ -112,37 +158,73 @@ def export_into(
     that starts `anywhere` name them by their full paths. `elsewhere` returns the folder that has the converted data on
     machines that do not see this one's; empty for the working folder of the program.
     """
+    target = _target(request, folder, anywhere)
+    dropped = () if target.own is not None else target.job.dropped(target.theirs)
+    checked, replaced = _checked(target)
+    named, converted = _readable_data(target, checked.recipe, elsewhere)
+    written = _written(target, checked, named)
+    if target.own is not None:
+        written, dropped = _with_own_settings(target, target.own, checked, named, written)
+        target.job.require_expanded(written)
+    written = _commented(written, dropped)
+    checked = _checked_as_written(target, checked, written)
+    checked = msgspec.structs.replace(checked, findings=_findings(target, checked, written, dropped, fix))
+    notes = _notes(target, checked, written, replaced)
+    written = msgspec.structs.replace(written, notes=notes)
+    return Exported(written, checked, target.job, dropped, named.data), converted
+
+
+def _target(request: requests.Export, folder: str | None, anywhere: bool) -> _Target:
+    """Return what is exported; raise InputError if its length or its initial weights are open."""
     theirs = frameworks.framework(request.to)
-    overrides = other_frameworks.full_paths(request.overrides) if folder else request.overrides
-    request = msgspec.structs.replace(request, overrides=tuple(overrides))
+    overrides = tuple(other_frameworks.full_paths(request.overrides) if folder else request.overrides)
     options = {"framework": request.framework, "model": request.model, "to": theirs.name}
-    job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
-    shape = None if job.imported is None else job.model
-    read = job.imported
+    job = job_for(request.target, request.goal, request.gpus, overrides, theirs.engine, **options)
     job.require_length()
+    read = job.imported
     if read is not None and theirs.name == "deepspeed":  # the DeepSpeed config that a config of Accelerate names
         read = frameworks.referenced_file(read) or read
     job.require_weights()
-    same = read is not None and read.framework.name == theirs.name
-    keeps_deepspeed = job.engine == "deepspeed" and (same or theirs.name == "accelerate")
+    return _Target(
+        theirs=theirs, job=job, read=read, gpus=request.gpus, overrides=overrides, folder=folder, anywhere=anywhere
+    )
+
+
+def _checked(target: _Target) -> tuple[RecipeCheckResult, tuple[str, ...]]:
+    """Return the recipe for the framework as it was checked, and the note on its weights."""
+    theirs, job = target.theirs, target.job
+    keeps_deepspeed = job.engine == "deepspeed" and (target.own is not None or theirs.name == "accelerate")
     engine = job.engine if keeps_deepspeed else theirs.engine
-    dropped = () if same else job.dropped(theirs)
-    recipe = job.on(engine) if same else without_folder(job.on(engine), read)
+    recipe, replaced = target.recipe_on(engine)
     if engine != theirs.engine:
         recipe = msgspec.structs.replace(recipe, engine=engine)
-    recipe, replaced = _with_loadable_weights(recipe, read, theirs, request.overrides)
-    recipe = other_frameworks.with_full_paths(recipe) if folder or anywhere else recipe
-    checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
-    require_numbers(theirs, checked, read)
-    converts = folder or elsewhere is not None
-    named, converted = theirs.readable_data(checked.recipe) if converts else (checked.recipe, {})
-    own_program = read is not None and same and bool(read.settings.parsed.program.argv)
-    place = elsewhere(converted) if converted and elsewhere is not None else ""
-    if folder and (anywhere or own_program or theirs.name in IN_CHECKOUT):
-        place = str(Path(folder).resolve())
-    if place and converted:
+    recipe = other_frameworks.with_full_paths(recipe) if target.folder or target.anywhere else recipe
+    checked = target.check(recipe, engine)
+    require_numbers(theirs, checked, target.read)
+    return checked, replaced
+
+
+def _readable_data(
+    target: _Target, recipe: Recipe, elsewhere: Callable[[Mapping[str, str]], str] | None
+) -> tuple[Recipe, Mapping[str, str]]:
+    """Return the recipe with data that the framework reads, and those converted for it; by full paths if needed."""
+    if not target.folder and elsewhere is None:
+        return recipe, {}
+    named, converted = target.theirs.readable_data(recipe)
+    if not converted:
+        return named, {}
+    place = elsewhere(converted) if elsewhere is not None else ""
+    if target.folder and (target.anywhere or target.has_program or target.theirs.name in IN_CHECKOUT):
+        place = str(Path(target.folder).resolve())
+    if place:
         here = [f"{key}={place.rstrip('/')}/{name}" for key, name in data_names(named) if name in converted]
         named = override.apply(named, here)
+    return named, converted
+
+
+def _written(target: _Target, checked: RecipeCheckResult, named: Recipe) -> ExportedConfig:
+    """Return the recipe as the framework's files, in the version that a job runs."""
+    theirs, version = target.theirs, target.version
     try:
         written = frameworks.export(theirs, named, checked.model, checked.cluster)
     except InputError as error:
@@ -151,59 +233,74 @@ def export_into(
             others = (name for name in FRAMEWORKS if name != theirs.name and can_export(name, checked, ()))
             fixes += [text for name in others if (text := f"--to {name}") not in fixes][:1]
         raise InputError(error.reason, error.field, error.value, fixes) from error
-    version = read.settings.parsed.version if read is not None and same else ""
-    if version and anywhere:  # a job runs one program: that of the file's own version
-        if version not in written.versions:
-            raise _no_version(job, theirs, version, checked)
-        written = frameworks.in_version(theirs, written, version, named, checked.model, checked.cluster)
-    if read is not None and same:
-        patched = (
-            None
-            if version and anywhere
-            else frameworks.patch(read, written, named, checked.model, checked.cluster, job=anywhere)
-        )
-        dropped = job.dropped(theirs, None if patched is None else patched.lost)
-        written = written if patched is None else patched.written
-        if folder and own_program and patched is not None and not anywhere:
-            program, missing = other_frameworks.started_elsewhere(written.program, read.content.folder)
-            script = {f"{checked.recipe.name}.sh": launch.start_script(program, checked.cluster, checked.recipe.name)}
-            files = {**written.files, **script}
-            written = msgspec.structs.replace(written, program=program, files=files, notes=(*written.notes, *missing))
-        job.require_expanded(written)
+    if not version:
+        return written
+    if version not in written.versions:
+        raise _no_version(target.job, theirs, version, checked)
+    return frameworks.in_version(theirs, written, version, named, checked.model, checked.cluster)
+
+
+def _with_own_settings(
+    target: _Target, own: ImportedFile, checked: RecipeCheckResult, named: Recipe, written: ExportedConfig
+) -> tuple[ExportedConfig, tuple[DroppedSetting, ...]]:
+    """Return the export with the other settings of the framework's own file, and those that it loses."""
+    model, on, job = checked.model, checked.cluster, target.job
+    patched = None if target.version else frameworks.patch(own, written, named, model, on, job=target.anywhere)
+    if patched is None:
+        return written, job.dropped(target.theirs)
+    dropped, written = job.dropped(target.theirs, patched.lost), patched.written
+    if not target.folder or not target.has_program or target.anywhere:
+        return written, dropped
+    program, missing = other_frameworks.started_elsewhere(written.program, own.content.folder)
+    name = checked.recipe.name
+    files = {**written.files, f"{name}.sh": launch.start_script(program, on, name)}
+    notes = (*written.notes, *missing)
+    return msgspec.structs.replace(written, program=program, files=files, notes=notes), dropped
+
+
+def _commented(written: ExportedConfig, dropped: Sequence[DroppedSetting]) -> ExportedConfig:
+    """Return the export with comments in its files on the settings that they do not have."""
     lost = frameworks.lost_lines(written.unmapped, dropped)
     first = frameworks.lost_lines((one for one in written.unmapped if one.field in written.first_file_lacks), ())
-    commented = frameworks.with_comments(written.files, lost, written.program.modules, first)
-    written = msgspec.structs.replace(written, files=commented)
-    engine = frameworks.exported_engine(theirs, written, checked.model)
-    if engine != checked.engine:  # the findings are those of the file that was written
-        recipe = without_folder(job.on(engine), None if same else read)
-        recipe, _ = _with_loadable_weights(recipe, read, theirs, request.overrides)
+    files = frameworks.with_comments(written.files, lost, written.program.modules, first)
+    return msgspec.structs.replace(written, files=files)
+
+
+def _checked_as_written(target: _Target, checked: RecipeCheckResult, written: ExportedConfig) -> RecipeCheckResult:
+    """Return the result with the engine and the sharding that the written file has."""
+    engine = frameworks.exported_engine(target.theirs, written, checked.model)
+    if engine != checked.engine:
         of_program = [one for one in checked.findings if one.rule in OF_PROGRAM]
-        checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
+        checked = target.check(target.recipe_on(engine)[0], engine)
         of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
         checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
-    checked = _as_sharded(theirs, written, checked, request.gpus)
-    findings = tuple(with_open_source(one, dropped) for one in all_findings(theirs, written, checked, fix))
-    if same:  # as check reports them in the framework's own file
-        kept = (one for one in findings if frameworks.as_in_files(one).severity != "advice")
-        findings = tuple(in_users_file(one, read, written) for one in kept)
-    checked = msgspec.structs.replace(checked, findings=findings)
-    unused = without_effect(checked, request.overrides)
-    short = short_training_notes(checked.recipe, checked.model) if read is None else ()
-    contract = contract_notes(job, checked.recipe)
-    written = msgspec.structs.replace(
-        written,
-        notes=(
-            *checked.notes,
-            *unused,
-            *replaced,
-            *without_deepspeed(job, checked, theirs),
-            *contract,
-            *short,
-            *written.notes,
-        ),
+    return _as_sharded(target.theirs, written, checked, target.gpus)
+
+
+def _findings(
+    target: _Target, checked: RecipeCheckResult, written: ExportedConfig, dropped: Sequence[DroppedSetting], fix: str
+) -> tuple[rules.Finding, ...]:
+    """Return the findings of the export; in the framework's own file as check reports them there."""
+    found = [with_open_source(one, dropped) for one in all_findings(target.theirs, written, checked, fix)]
+    if target.own is None:
+        return tuple(found)
+    kept = (one for one in found if frameworks.as_in_files(one).severity != "advice")
+    return tuple(in_users_file(one, target.own, written) for one in kept)
+
+
+def _notes(
+    target: _Target, checked: RecipeCheckResult, written: ExportedConfig, replaced: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the notes of the check, on what the export changes or loses, and of the written files."""
+    return (
+        *checked.notes,
+        *without_effect(checked, target.overrides),
+        *replaced,
+        *without_deepspeed(target.job, checked, target.theirs),
+        *contract_notes(target.job, checked.recipe),
+        *(short_training_notes(checked.recipe, checked.model) if target.read is None else ()),
+        *written.notes,
     )
-    return Exported(written, checked, job, () if read is None else dropped, named.data), converted
 
 
 def _as_sharded(
@@ -229,16 +326,6 @@ def _no_version(job: Job, theirs: frameworks.Framework, version: str, checked: R
 
 def data_names(recipe: Recipe) -> list[tuple[str, str]]:
     return [("data.dataset", recipe.data.dataset), ("data.validation", recipe.data.validation)]
-
-
-def _with_loadable_weights(
-    recipe: Recipe, read: ImportedFile | None, theirs: frameworks.Framework, overrides: Sequence[str]
-) -> tuple[Recipe, tuple[str, ...]]:
-    """Return a file's recipe with weights that another framework can load, and the note on it; the user's are kept."""
-    if read is None or "checkpoint.pretrained" in override.requested(recipe, override.split_auto(overrides)[0]):
-        return recipe, ()
-    changed, note = frameworks.loadable_weights(recipe, read.framework, theirs, read.given_model is not None)
-    return changed, (note,) if note else ()
 
 
 def _sizing(exported: Exported, overrides: Sequence[str]) -> tuple[str, ...]:
