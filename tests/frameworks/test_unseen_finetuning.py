@@ -110,3 +110,87 @@ def test_scripts_that_start_programs_with_other_losses_are_checked(tmp_path: Pat
     script = written(tmp_path / "run.sh", start)
     assert findings(script) == []
     assert findings(written(tmp_path / "run.sh", f"export CUDA_VISIBLE_DEVICES=5,7\n{start}")) == ["launch.gpus"]
+
+
+SWIFT_OLDER = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-8B --dataset d.jsonl --train_type TYPE --deepspeed ZERO"
+TRAINER = (
+    "torchrun --nproc_per_node 8 train.py --model_name_or_path m --output_dir o --per_device_train_batch_size BATCH "
+    "--learning_rate RATE"
+)
+
+
+def with_values(text: str, **values: str) -> str:
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("tuner", "zero", "wrong"),
+    [("lora", "zero3", 0), ("my_tuner", "ds.json", 0), ("ful", "zero2_offload", 1), ("full", "zero4", 1)],
+)
+def test_names_that_ms_swift_does_not_have(tmp_path: Path, tuner: str, zero: str, wrong: int) -> None:
+    script = written(tmp_path / "run.sh", with_values(SWIFT_OLDER, TYPE=tuner, ZERO=zero))
+    assert findings(script).count("value.invalid") == wrong
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "wrong"), [("16", "2e-5", 0), ("$1", "$2", 0), ("sixteen", "1.5e-05", 1), ("4", "2e-5e", 1)]
+)
+def test_words_where_the_trainer_parses_numbers(tmp_path: Path, batch: str, rate: str, wrong: int) -> None:
+    script = written(tmp_path / "run.sh", with_values(TRAINER, BATCH=batch, RATE=rate))
+    assert len([rule for rule in findings(script) if rule.endswith("argument-refused")]) == wrong
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("chat_template", 0), ("my_module.mine", 0), ("chat_templat", 1)])
+def test_misspelled_types_of_axolotl_datasets(tmp_path: Path, name: str, wrong: int) -> None:
+    text = "base_model: Qwen/Qwen3-8B\nmicro_batch_size: 1\nlearning_rate: 1e-5\nsequence_len: 2048\n"
+    text += "gradient_accumulation_steps: 1\ndatasets:\n"
+    config = written(tmp_path / "a.yaml", f"{text}  - path: d.jsonl\n    type: {name}\n")
+    assert len(findings(config)) == wrong
+
+
+@pytest.mark.parametrize(
+    "line", ["max_seq_lenght: 2048", "warmup_ratio: 10", "warmup_ratio: -0.1"], ids=["older key", "above", "below"]
+)
+def test_mistakes_in_keys_of_older_releases(tmp_path: Path, line: str) -> None:
+    base = "model_name_or_path: Qwen/Qwen2.5-7B\nlearning_rate: 1.0e-5\ndataset_name: d\ndataset_mixer: {a: 1}\n"
+    base += "per_device_train_batch_size: 1\noutput_dir: out\nown_a: 1\nown_b: 2\n"
+    assert findings(written(tmp_path / "sft.yaml", base)) == []
+    assert len(findings(written(tmp_path / "sft.yaml", f"{base}{line}\n"))) == 1
+
+
+def test_swapped_digits_of_a_precision(tmp_path: Path) -> None:
+    config = "distributed_type: MULTI_GPU\ncompute_environment: LOCAL_MACHINE\nnum_processes: 4\nmixed_precision: "
+    assert findings(written(tmp_path / "a.yaml", f"{config}bf16\n")) == []
+    assert findings(written(tmp_path / "a.yaml", f"{config}bf61\n")) == ["value.invalid"]
+
+
+def test_misspelled_keywords_of_trainers_with_other_losses(tmp_path: Path) -> None:
+    program = written(tmp_path / "grpo.py", GRPO.replace("reward_funcs", "reward_functions_of_mine"))
+    assert findings(program) == []
+    assert findings(written(program, GRPO.replace("train_dataset", "trian_dataset"))) == ["key.unknown"]
+
+
+def test_a_command_with_unknown_words_and_no_arguments(tmp_path: Path) -> None:
+    text = "read -r -d '' run <<EOF\nmy.cli.train --epochs 1\nEOF\nif [[ $1 != slurm ]]; then\n"
+    script = written(tmp_path / "run.sh", f"{text}    deepspeed --module $run\nfi\n")
+    with pytest.raises(InputError):
+        check(str(script))
+
+
+def test_adapters_on_layers_of_a_models_own_code(tmp_path: Path) -> None:
+    start = "torchrun --nproc_per_node 8 train.py --model_name_or_path m --output_dir o --use_peft "
+    start += "--per_device_train_batch_size 1 --num_train_epochs 1 --lora_target_modules "
+    script = written(tmp_path / "run.sh", f"{start}W_pack,o_proj\n")
+    assert findings(script) == []
+    assert "adapters on W_pack: recipes have no such layers" in " ".join(check(str(script)).notes)
+    with pytest.raises(InputError, match="unknown linear layer"):
+        check(str(written(tmp_path / "run.sh", f"{start}q_porj\n")))
+
+
+@pytest.mark.parametrize(("second", "wrong"), [("sft", 0), ("pt", 1)])
+def test_a_key_of_llama_factory_that_is_set_twice(tmp_path: Path, second: str, wrong: int) -> None:
+    text = f"model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\ndo_train: true\nstage: {second}\n"
+    config = written(tmp_path / "f.yaml", f"{text}dataset: d\ntemplate: qwen\noutput_dir: o\nlearning_rate: 1.0e-5\n")
+    assert findings(config).count("key.repeated") == wrong

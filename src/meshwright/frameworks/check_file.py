@@ -69,6 +69,7 @@ MICRO_BATCH = "per_device_train_batch_size"
 GLOBAL_BATCH = "train.global_batch_size"
 CAPACITY = ("memory.state", "memory.peak", "memory.replicated-state")
 """Errors about the memory of a GPU."""
+RECENTLY_OMEGACONF = {"llama-factory": "LLaMA-Factory refuses the file; releases up to 0.9.1 take the last value"}
 OMEGACONF = ("llama-factory", "megatron-bridge")  # frameworks whose YAML loader refuses a key that is set twice
 NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
 Count = Callable[[Recipe], Epochs | None]
@@ -232,12 +233,18 @@ def _check(
 def _repeated_keys(framework: Framework, content: Content) -> Iterator[Finding]:
     """Yield the keys that a YAML file sets twice: PyYAML uses the last value, OmegaConf refuses the file."""
     for one in content.repeated:
-        strict = framework.name in OMEGACONF
+        same = _line(content, one.first) == _line(content, one.last)
+        strict = framework.name in OMEGACONF and not (same and framework.name in RECENTLY_OMEGACONF)
         severity: Severity = "error" if strict else "warning"
         effect = f"{framework.title} refuses the file" if strict else "the first value is lost"
+        effect = RECENTLY_OMEGACONF.get(framework.name, effect) if same else effect
         message = f"{one.key} is set twice, in lines {one.first} and {one.last}: {effect}"
         fix = (f"remove one of lines {one.first} and {one.last}",)
         yield Finding("key.repeated", severity, one.key, message, fix, content.path, one.last)
+
+
+def _line(content: Content, number: int) -> str:
+    return content.text.splitlines()[number - 1].partition(" #")[0].strip()
 
 
 def _with_counted_steps(recipe: Recipe, count: Count) -> Recipe:

@@ -58,6 +58,11 @@ OTHER_VALUE = {
     "include_inputs_for_metrics": "include_for_metrics=['inputs']",
 }
 """Arguments instead of switches that are on."""
+OTHER_TRAINER = "trl.…Trainer"  # one without a table: TRL changes most of its keywords from release to release
+COMMON = ("model", "args", "train_dataset", "eval_dataset", "processing_class", "tokenizer", "data_collator",
+    "callbacks", "optimizers", "peft_config", "ref_model", "reward_funcs", "reward_model", "value_model",
+    "reward_processing_classes", "compute_metrics", "models", "policy")  # fmt: skip
+"""Keywords of TRL's trainers, past and present."""
 CAUGHT = ("TypeError", "Exception", "BaseException", "")  # a program with them has a second way
 
 
@@ -76,14 +81,30 @@ def constructor_findings(content: Content | None) -> Iterator[Finding]:
         owner = names.get(ast.unparse(call.func)) if isinstance(call, ast.Call) and id(call) not in guarded else None
         if owner is None or not isinstance(call, ast.Call):
             continue
+        if owner == OTHER_TRAINER:
+            yield from _misspelled_common(call, content.path)
+            continue
         known = read_table(TABLE).owners[owner]
         for word in call.keywords:
             if word.arg is not None and word.arg not in known:
                 yield _finding(owner, call, word, content.path)
 
 
+def _misspelled_common(call: ast.Call, path: str) -> Iterator[Finding]:
+    """Yield the misspelled ones of the keywords that every trainer of TRL has: its others differ by release."""
+    given = {one.arg for one in call.keywords}
+    for word in call.keywords:
+        near = [] if word.arg is None or word.arg in COMMON else similar.misspelled(word.arg, COMMON)
+        if not near or near[0] in given:
+            continue
+        message = f"{ast.unparse(call.func)} has no {word.arg}: TypeError at start; did you mean {near[0]}?"
+        fix = (f"{near[0]}={ast.unparse(word.value)}",)
+        yield Finding("key.unknown", "error", str(word.arg), message, fix, path, word.value.lineno)
+
+
 def _parsed(text: str) -> ast.Module | None:
-    if not any(f"{owner.partition('.')[2]}(" in text for owner in read_table(TABLE).owners):
+    names = (owner.partition(".")[2] for owner in read_table(TABLE).owners)
+    if not any(f"{name}(" in text for name in names) and not ("trl" in text and "Trainer(" in text):
         return None
     try:
         return ast.parse(text)
@@ -101,8 +122,9 @@ def _imported(tree: ast.Module) -> dict[str, str]:
             package = (node.module or "").partition(".")[0]
             for one in node.names:
                 owner = f"{package}.{one.name}"
-                if owner in owners:
-                    found[one.asname or one.name] = owner
+                is_other = package == "trl" and one.name.endswith("Trainer")
+                if owner in owners or is_other:
+                    found[one.asname or one.name] = owner if owner in owners else OTHER_TRAINER
                 else:
                     own.add(one.asname or one.name)
         elif isinstance(node, ast.Import):

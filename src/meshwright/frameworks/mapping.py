@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -17,6 +17,8 @@ from meshwright.frameworks.schedule_units import length_keys
 from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
+from meshwright.recipes.adapter_targets import FIELD as TARGETS
+from meshwright.recipes.adapter_targets import may_be_target
 from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys, override_keys
 from meshwright.recipes.key_maps.key import EXACT_CASE
 from meshwright.recipes.replacements import OFF
@@ -66,9 +68,25 @@ def map_to_recipe(framework: Framework, parsed: ParsedConfig) -> MappedSettings:
     reader = _Reader(framework, start, with_defaults=parsed.base is None)
     reader.read(parsed.settings if parsed.mappable is None else parsed.mappable)
     values = {**reader.values, **parsed.field_values}
+    notes = tuple(_without_unknown_targets(values))
     recipe, _ = overrides.change(start, values)
     keys = {**length_keys(framework.key_map, parsed.settings), **_argument_keys(parsed), **reader.source_keys}
-    return MappedSettings(recipe, keys, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes))
+    return MappedSettings(recipe, keys, tuple(reader.unresolved), tuple(reader.findings), (*reader.notes, *notes))
+
+
+def _without_unknown_targets(values: dict[str, Any]) -> Iterator[str]:
+    """Remove adapter targets that recipes have no name for: a model with code of its own may have such modules."""
+    targets = values.get(TARGETS)
+    if not isinstance(targets, tuple):
+        return
+    known = tuple(one for one in targets if may_be_target(one))
+    if known == targets:
+        return
+    others = ", ".join(str(one) for one in targets if one not in known)
+    yield f"adapters on {others}: recipes have no such layers; peft refuses names that the model does not have either"
+    values[TARGETS] = known
+    if not known:
+        del values[TARGETS]
 
 
 def _argument_keys(parsed: ParsedConfig) -> dict[str, str]:

@@ -132,7 +132,9 @@ def _is_variant(finding: Finding) -> bool:
 
 def _extends(value: str, known: str) -> bool:
     numbered = _DIGITS.search(value) and _DIGITS.search(known)
-    return value.startswith(f"{known}_") or bool(numbered and _DIGITS.sub("", known) == _DIGITS.sub("", value))
+    swapped = value != known and sorted(value) == sorted(known)  # bf61: no later variant of bf16
+    is_numbered = numbered and not swapped and _DIGITS.sub("", known) == _DIGITS.sub("", value)
+    return value.startswith(f"{known}_") or bool(is_numbered)
 
 
 def _starts_a_pinned_copy(content: Content) -> bool:

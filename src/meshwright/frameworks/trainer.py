@@ -107,6 +107,11 @@ LAUNCHER_ARGUMENTS = ("local_rank",)  # that launchers add
 NAMED = {"optim": "=optim", "lr_scheduler_type": "=schedule"}  # arguments whose values are names of transformers
 EARLIER_NAMES = ("adamw_hf",)  # that transformers 4 had
 TRL_KEYS = Path(__file__).with_name("front_ends") / "trl.tsv"
+NUMBERS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+    "num_train_epochs", "max_steps", "learning_rate", "weight_decay", "warmup_ratio", "max_grad_norm", "adam_beta1",
+    "adam_beta2", "adam_epsilon", "save_total_limit", "seed")  # fmt: skip
+"""Arguments of transformers.TrainingArguments that are numbers."""
+WORD = re.compile(r"(?!(?i:inf|nan|none)$)[A-Za-z]+|[\d.]+(e-?)?\d*[A-Za-z]+")  # 2e-5e and sixteen; no placeholder
 PLAIN_NAME = re.compile(r"[A-Za-z]\w*")
 
 
@@ -150,6 +155,8 @@ def refused_arguments(framework: str, args: Arguments, own: Content | None) -> I
         return
     for name, setting in args.items():
         text, choices = str(setting.value), CHOICES.get(name, ())
+        if name in NUMBERS and not setting.unresolved and WORD.fullmatch(text):
+            yield _not_a_number(framework, name, setting)
         is_switch = name in SWITCHES
         if setting.unresolved or not (is_switch or choices) or (is_switch and setting.value in (True, False)):
             continue
@@ -166,6 +173,12 @@ def refused_arguments(framework: str, args: Arguments, own: Content | None) -> I
             file=setting.file,
             line=setting.line,
         )
+
+
+def _not_a_number(framework: str, name: str, setting: SourcedValue) -> Finding:
+    given = f"--{name}" if setting.value is True else f"--{name} {setting.value}"
+    reason = f"{given} is refused by the program's parser: it is a number"
+    return Finding(f"{framework}.argument-refused", "error", name, reason, (), setting.file, setting.line)
 
 
 def unknown_arguments(args: Arguments, own: Content | None) -> Iterator[Finding]:

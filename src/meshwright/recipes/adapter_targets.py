@@ -9,6 +9,7 @@ import re
 from functools import lru_cache
 
 from meshwright.errors import InputError, closest
+from meshwright.similar import misspelled
 
 FIELD = "peft.targets"
 ALL_LINEAR = "all-linear"
@@ -68,6 +69,12 @@ def require_targets(targets: tuple[str, ...]) -> None:
                 value=target,
                 fix=tuple(_replaced(targets, target, name) for name in near),
             )
+
+
+def may_be_target(target: str) -> bool:
+    """Return whether a target is a known name, a misspelled one, a path or a regular expression."""
+    is_name = not REGEX.search(target) and not _is_path(target) and target not in target_names()
+    return not is_name or bool(misspelled(target, (*target_names(), "all")))
 
 
 def _replaced(targets: tuple[str, ...], target: str, name: str) -> str:

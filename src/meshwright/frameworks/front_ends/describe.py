@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.frameworks.front_ends import older_keys
+from meshwright.frameworks.front_ends.near_values import axolotl_dataset_types, swift_refused
 from meshwright.frameworks.front_ends.older_keys import Removed
 from meshwright.frameworks.front_ends.sharding import AXOLOTL, LLAMA_FACTORY, LLAMA_FACTORY_V1, MS_SWIFT, TRL, Configs
 from meshwright.frameworks.front_ends.templates import template_findings
@@ -142,6 +143,7 @@ AXOLOTL_ELSEWHERE = {
 
 
 def _axolotl_refused(values: Values) -> Iterator[tuple[str, str, str]]:
+    yield from axolotl_dataset_types(values)
     named, bits = _text(values, "adapter"), [key for key in ("load_in_4bit", "load_in_8bit") if _is_on(values, key)]
     if not named:
         for key in bits:
@@ -288,6 +290,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         other=_swift_other,
         adapters=_swift_adapters,
         turns_adapters_on=("tuner_type", "lora"),
+        refused=swift_refused,
         all_tokens=lambda values: _text(values, "loss_scale") == "all",
         removed={"ms_swift": older_keys.SWIFT, "ms_swift_megatron": older_keys.SWIFT_MEGATRON},
         weights=ms_swift_weights,

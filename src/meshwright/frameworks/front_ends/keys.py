@@ -64,6 +64,7 @@ def key_findings(
             is_foreign = one.has_other_programs and not is_command  # the file's program may have keys of its own
             near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
             near = "" if is_foreign and isinstance(setting.value, list) and name == f"{near}s" else near
+            near = near or _near_removed(one, name, owner, table)
             right = ".".join((*parts[:depth], near))
             refuses = one.rejects and not is_open and not owner and not is_foreign
             is_typo = bool(near) and (not is_others or is_slip(name, near))
@@ -157,6 +158,12 @@ def _typo(known: KeyTable, owner: str, name: str) -> str:
     """Return the key of an owner that a name is with a few wrong letters; else empty."""
     near = misspelled(name, known.owners.get(owner, ()))
     return near[0] if near else ""
+
+
+def _near_removed(one: FrontEnd, name: str, owner: str, table: str) -> str:
+    """Return the top-level key of older releases that a name is with a letter wrong; else empty."""
+    names = () if owner else tuple(one.removed.get(table, {}))
+    return next((known for known in misspelled(name, names) if is_slip(name, known)), "")
 
 
 def _removed(one: FrontEnd, settings: Settings, written: str, key: str, is_command: bool, table: str) -> Finding:

@@ -37,6 +37,8 @@ def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[s
                 yield key, f"must be above 0: {POSITIVE[argument]}", ""
         elif argument == "learning_rate" and (number := _number(value)) is not None and number < 0:
             yield key, "must not be negative", ""
+        elif key == "warmup_ratio" and (number := _number(value)) is not None and not 0 <= number <= 1:
+            yield key, "must be in [0, 1]: it is a share of all steps", ""
     for (first, second), reason in EXCLUSIVE.items():
         if all(str(values.get(key)).lower() == "true" for key in (first, second)):
             yield second, f"{first} is true as well: {reason}", "false"
