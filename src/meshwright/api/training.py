@@ -27,6 +27,7 @@ from meshwright.recipes.run_folder import is_tiny_run
 from meshwright.recipes.types import Kernels, Layout, Precision, Recipe, field_value, recipe_fields
 
 if TYPE_CHECKING:
+    from meshwright.engine.run_spec import RunSpec
     from meshwright.engine.train import TrainResult
 
 
@@ -55,6 +56,7 @@ def _run(
     settings: Mapping[str, Any],
     defaults: Sequence[str] = (),
 ) -> TrainResult:
+    """Start a run with the recipe and the user's options; `settings` and `defaults` are those of the verb."""
     from meshwright.engine import train
     from meshwright.engine.hooks import with_loss
     from meshwright.engine.run_spec import RunSpec
@@ -81,40 +83,45 @@ def _run(
     changes += [f"data.dataset={dataset}"] if dataset else []
     set_first = override.requested(found, defaults)
     found = override.change(found, set_first)[0]
-    pinned = {**own, **set_first, **override.requested(_as_started(found, request), changes)}
+    typed = override.requested(_as_started(found, request), changes)
+    pinned = {**own, **set_first, **typed}
     if request.tiny and pinned.get(COMPILE) is True and not _has_gpu():  # of a plan's command, with --tiny added
         del pinned[COMPILE]
         note(f"{COMPILE}=true is for GPUs: --tiny runs eagerly on this CPU, where compiling would take minutes")
     if on_cpu and not request.tiny:
         found = _in_fast_precision(found, request.out, pinned)
-    shared: dict[str, Any] = {
-        name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
-    }
-    ignore_nan = pinned.get("train.check_nan") is False and "train.check_nan" in override.requested(found, changes)
     chosen = "schedule.warmup_steps" in pinned or job.content is not None or isinstance(request.recipe, Recipe)
-    decided: dict[str, Any] = {
-        "find_micro_batch": bool(automatic),
-        "ignore_nan": ignore_nan,
-        "default_warmup": not chosen,
-        "epoch_intervals": tuple(one for one in job.epoch_intervals if one not in pinned),
-    }
-    spec = RunSpec(**shared, **settings, **decided)
+    spec = RunSpec(
+        **{name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)},
+        **settings,
+        find_micro_batch=bool(automatic),
+        ignore_nan=typed.get("train.check_nan") is False,
+        default_warmup=not chosen,
+        epoch_intervals=tuple(one for one in job.epoch_intervals if one not in pinned),
+    )
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
     if not request.tiny:  # it has steps of its own
         note_length(job, recipe)
+    recipe, spec = _in_run_folder(request, recipe, spec, pinned)
+    return train.train(recipe, spec, pinned)
+
+
+def _in_run_folder(
+    request: requests.Bench | requests.Train, recipe: Recipe, spec: RunSpec, pinned: Mapping[str, Any]
+) -> tuple[Recipe, RunSpec]:
+    """Return the recipe and the spec with the run folder, checked; a run that continues stays in its own."""
     out = request.out or recipe.checkpoint.folder or None
     if not request.tiny and is_run(request.recipe):
         if out is None and spec.checkpoints:
             out = continued(str(request.recipe))
-        if not automatic:
+        if not spec.find_micro_batch:
             recipe = with_fitting_micro_batch(recipe, clusters.cluster(_ranks(request.nproc)).world, pinned)
-    spec = msgspec.structs.replace(spec, out=out)
     check_run_paths(recipe, out)
     if out is not None and spec.checkpoints and not request.tiny:  # --tiny has a batch of its own: checked there
         from meshwright.engine.checkpoint.contract import check_before_start
 
         check_before_start(recipe, Path(out).expanduser(), None, spec.accept_changes)
-    return train.train(recipe, spec, pinned)
+    return recipe, msgspec.structs.replace(spec, out=out)
 
 
 def _values_of_tiny_run(folder: str) -> dict[str, Any]:
