@@ -319,7 +319,7 @@ def _without_model(
     Without `known`, the type of the GPUs is not known, or also their number.
     """
     if known or imported.parsed.gpu_request.count is not None:
-        yield from model_free_findings(imported, recipe, on)
+        yield from _without_duplicates(imported, tuple(model_free_findings(imported, recipe, on)), theirs)
     if not known:
         return
     replaced = msgspec.structs.replace(imported, model=any_model())
