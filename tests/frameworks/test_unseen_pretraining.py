@@ -170,3 +170,25 @@ def test_lists_that_a_checkout_of_torchtitan_defines_are_no_errors(tmp_path: Pat
     written(tmp_path / "own", "torchtitan/quant.py", 'register(Float8, "float8")\n')
     assert found(check(str(tmp_path / "plain/torchtitan/a.toml"))) == ["value.invalid", "key.unknown"]
     assert found(check(str(tmp_path / "own/torchtitan/a.toml"))) == []
+
+
+def test_a_key_by_the_name_of_the_checkouts_version_is_set(tmp_path: Path) -> None:
+    text = TITAN.replace('converters = ["float8"]\n', "").replace('[[optimizer.split_rules]]\npattern = "output"\n', "")
+    text += "compile = true\n[parallelism]\ntensor_parallel_degree = 8\nenable_async_tensor_parallel = true\n"
+    written(tmp_path, "torchtitan/train.py", "class Training:\n    compile: bool = False\n")
+    assert found(check(written(tmp_path, "torchtitan/a.toml", text))) == []
+    without = check(written(tmp_path, "torchtitan/b.toml", text.replace("compile = true\n", "")))
+    assert found(without) == ["overlap.async-tensor-parallel"]
+
+
+def test_settings_behind_a_flag_of_a_fork_are_its_values(tmp_path: Path) -> None:
+    start = "torchrun --nproc-per-node 8 torchtitan/train.py --job.config_file c.toml"
+    text = f"{start} --cfg_options training.steps=3 checkpoint.folder=a\n"
+    rules = found(check(written(tmp_path, "run.sh", text)))
+    assert "torchtitan.stray-argument" not in rules
+    assert "torchtitan.stray-argument" in found(check(written(tmp_path, "r.sh", f"{start} training.steps=3\n")))
+
+
+def test_a_script_whose_name_is_made_of_several_variables_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="matches no supported framework"):
+        check(written(tmp_path, "s.sh", 'mkdir -p out\nbash jobs/$SIZE$KIND/${NAME}${TAG}.sh "$@"\n'))

@@ -82,7 +82,16 @@ def without_newer_names(
     kept = [one for one in findings if one not in newer]
     if any(one.rule in REMOVED for one in newer):  # a batch or a layout may be set by a key that we do not read
         kept = [one for one in kept if not one.rule.startswith(MEMORY)]
+        kept = [one for one in kept if not is_about_new_name(framework, newer, one)]
     return kept, [note]
+
+
+def is_about_new_name(framework: Framework, removed: Sequence[Finding], finding: Finding) -> bool:
+    """Return whether a finding asks for a key that the file sets by the name of an older version."""
+    keys = config_keys(framework.key_map)
+    rows = (keys.get(one.field) for one in removed if one.rule in REMOVED)
+    names = {row.replacement.replace("=", " ").split()[0] for row in rows if row is not None and row.replacement}
+    return bool(finding.fix) and any(fix.replace("=", " ").partition(" ")[0] in names for fix in finding.fix)
 
 
 def _is_defined(framework: Framework, root: str, settings: Settings, finding: Finding) -> bool:

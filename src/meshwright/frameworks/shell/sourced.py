@@ -42,7 +42,8 @@ class Sourced:
         first, current = name.pieces[0], self.chain[-1][1]
         is_own = current is not None and bool(OWN_FOLDER.fullmatch(first.text))
         beside = current.parent if current is not None and is_own else self.folder
-        parts = "".join("*" if one.unresolved else escape(one.text) for one in name.pieces).strip("/").split("/")
+        pattern = "".join("*" if one.unresolved else escape(one.text) for one in name.pieces)
+        parts = re.sub(r"\*+", "*", pattern).strip("/").split("/")
         if parts[0] == "*" and len(parts) > 1:  # a folder that only the job knows is taken for the script's own
             found = sorted(path for path in beside.glob("/".join(parts[1:])) if is_file(path))
         else:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TRAIN_MODULE = re.compile(r"torchtitan\.([\w.]+\.)?train")  # of all models, or of one, such as flux
 SCRIPT = re.compile(r"run_train\w*\.sh")
+ASSIGNMENT = re.compile(r"\w+(\.\w+)+=")
 SETTING_FLAG = re.compile(r"--(job|model|training|parallelism|optimizer|lr_scheduler|checkpoint|compile|metrics)[.]")
 RECOMPUTE = re.compile(r"activation[-_]checkpoint:([\w-]+)")
 CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
@@ -90,6 +91,8 @@ def parse_flags(args: Iterable[SourcedValue]) -> tuple[dict[str, SourcedValue], 
                 values.append(str(remaining[0].value))
                 argument = msgspec.structs.replace(argument, unresolved=argument.unresolved or remaining[0].unresolved)
                 remaining.pop(0)
+            while "." not in name and remaining and ASSIGNMENT.match(str(remaining[0].value)):
+                values.append(str(remaining.pop(0).value))  # a fork's --cfg-options section.key=value …
             key, parsed_value = _setting(name.replace("-", "_"), values)
             settings[key] = msgspec.structs.replace(argument, value=parsed_value)
         elif mode := RECOMPUTE.fullmatch(text):
