@@ -87,6 +87,14 @@ def test_a_program_without_any_stated_argument_is_read(tmp_path: Path) -> None:
     assert findings(written(tmp_path / "sft.py", text.replace("NAME", "train_datset"))) == ["key.unknown"]
 
 
+def test_a_program_with_a_trainer_of_its_repository_is_read(tmp_path: Path) -> None:
+    text = PARSED.replace("Trainer, TrainingArguments", "TrainingArguments").replace("MORE", "train_dataset=data")
+    text = f"from own.trainers import MyTrainer\n{text.replace(' Trainer(', ' MyTrainer(')}"
+    program = written(tmp_path / "train.py", text)
+    assert findings(program) == []
+    assert check(str(program)).framework == "accelerate"
+
+
 def test_a_trainer_of_another_package_is_none_of_transformers(tmp_path: Path) -> None:
     text = "from pytorch_lightning import Trainer\nfrom transformers import AutoModelForCausalLM\n"
     text += "model = AutoModelForCausalLM.from_pretrained('gpt2')\nTrainer(devices=8).train(model)\n"

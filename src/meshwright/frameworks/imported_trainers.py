@@ -10,6 +10,7 @@ from meshwright.frameworks.types import SourcedValue
 PACKAGES = ("transformers", "trl", "unsloth")
 TRAINER = "Trainer"
 TRAINS = "train"
+PARSERS = ("HfArgumentParser(", "TrlParser(")  # of a Trainer's arguments: a class of the repository is then one too
 
 
 def trainer_call(content: Content) -> SourcedValue | None:
@@ -24,7 +25,8 @@ def trainer_call(content: Content) -> SourcedValue | None:
     except (SyntaxError, ValueError, RecursionError):
         return None
     nodes = list(ast.walk(tree))
-    names = {name for node in nodes for name in _imported(node)}
+    parses = any(parser in content.text for parser in PARSERS)
+    names = {name for node in nodes for name in _imported(node, parses)}
     names |= {one.name for one in nodes if isinstance(one, ast.ClassDef) and names & {*map(ast.unparse, one.bases)}}
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     if not any(isinstance(one.func, ast.Attribute) and one.func.attr == TRAINS for one in calls):
@@ -33,9 +35,9 @@ def trainer_call(content: Content) -> SourcedValue | None:
     return None if made is None else SourcedValue(ast.unparse(made.func), made.lineno, content.path)
 
 
-def _imported(node: ast.AST) -> list[str]:
-    """Return the trainers that an import makes available, by the names that the program has for them."""
-    if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES and not node.level:
+def _imported(node: ast.AST, of_any: bool) -> list[str]:
+    """Return the trainers that an import makes available, by the program's names; `of_any`: from any package."""
+    if isinstance(node, ast.ImportFrom) and (of_any or (node.module or "").partition(".")[0] in PACKAGES):
         return [one.asname or one.name for one in node.names if one.name.endswith(TRAINER)]
     if isinstance(node, ast.Import):
         known = [one.asname or one.name for one in node.names if one.name in PACKAGES]
