@@ -442,10 +442,13 @@ def _alternatives(framework: Framework, key: str) -> set[str]:
 def _changes(
     framework: Framework, settings: Settings, before: Mapping[str, Any], after: Mapping[str, Any], changed: set[str]
 ) -> dict[str, Any]:
-    """Return the values to write, UNSET for a key to remove: other spellings of what changes go with it."""
-    found = {key: after.get(key, UNSET) for key in changed if key in settings or key in after}
-    for key in changed:
-        for other in _alternatives(framework, key) & settings.keys() - before.keys() - after.keys():
+    """Return the values to write, UNSET for a key to remove: other spellings of what changes go with it.
+
+    The order is that of the export, then that of the file: the written file is the same in every process.
+    """
+    found = {key: after.get(key, UNSET) for key in dict.fromkeys((*after, *settings)) if key in changed}
+    for key in sorted(changed):
+        for other in sorted(_alternatives(framework, key) & settings.keys() - before.keys() - after.keys()):
             found[other] = UNSET
     gone = {key.split(".")[0] for key in before if "." in key} - {key.split(".")[0] for key in after}
     return found | {key: UNSET for key in settings if key.split(".")[0] in gone and key not in after}
