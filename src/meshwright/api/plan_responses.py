@@ -205,6 +205,7 @@ def _uses_host(plan: Plan) -> bool:
 
 def _plan_response(plan: Plan) -> PlanResponse:
     question, no_command = plan.question, launch.left_out(plan)
+    commands = launch.commands_of(plan, no_command)
     return PlanResponse(
         question=QuestionPart(
             model=question.model_ref,
@@ -232,9 +233,9 @@ def _plan_response(plan: Plan) -> PlanResponse:
         repair=plan.repair or UNSET,
         contradiction=plan.contradiction or UNSET,
         published=plan.published or UNSET,
-        commands=launch.commands_of(plan, no_command),
+        commands=commands,
         no_command=no_command,
-        notes=_notes(plan) or UNSET,
+        notes=(*_notes(plan), *launch.other_speeds(plan, commands)) or UNSET,
     )
 
 

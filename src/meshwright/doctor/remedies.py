@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import msgspec
@@ -287,13 +287,23 @@ def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: 
         most = (stats.run.header.total_steps or 0) // 2 or steps(ran)
         return Remedy(try_=(f"schedule.warmup_steps={max(1, min(steps(ran), most))}",), what="contract", why=why)
     recipe = stats.case.recipe
-    ran = recipe.schedule.warmup_steps or _logged_warmup(stats.run) or 0  # a share of the training is not in steps
-    lengths = [one for one in (stats.run.header.total_steps, recipe.train.steps) if one]
-    end = recipe.schedule.decay_steps or min(lengths, default=0)
+    # A warmup that is a share of the training is not in steps, and that of a shipped recipe need not be the run's.
+    ran = max(recipe.schedule.warmup_steps or _logged_warmup(stats.run) or 0, _rising_steps(stats.run))
+    total = stats.run.header.total_steps or recipe.train.steps
+    end = recipe.schedule.decay_steps or total
     wanted = steps(ran)
     # A warmup of more than half of the training never lets it learn at its rate: the run's own is kept, a no-op.
     longest = max(ran, int(end * LONGEST_WARMUP)) if end else wanted
-    return contract(stats, {"schedule.warmup_steps": min(wanted, longest)}, why)
+    in_full = RunStats(stats.run, stats.case.rebuild(override.change(recipe, {"train.steps": total})[0]))
+    return contract(in_full if total else stats, {"schedule.warmup_steps": min(wanted, longest)}, why)
+
+
+def _rising_steps(run: Run) -> int:
+    """Return the step until which the logged learning rate rises from the first line on; 0 if it does not."""
+    rates = [(step.lr, step.step) for step in run.steps if step.lr]
+    falls = (now for (before, now), (after, _) in pairwise(rates) if after <= before)
+    until = next(falls, rates[-1][1] if rates else 0)
+    return until if rates and until > rates[0][1] else 0
 
 
 def _logged_warmup(run: Run) -> int | None:

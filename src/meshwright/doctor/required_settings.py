@@ -26,15 +26,16 @@ def with_required(
     `stated` are the settings of the run. What its own settings violate already is no reason: it ran.
     """
     known = {(one.rule, one.field) for one in _errors(theirs, stated, case)}
-    texts, settings = [theirs.format_setting(key, value) for key, value in values.items()], _with(stated, values)
+    texts = {key: theirs.format_setting(key, value) for key, value in values.items()}
+    settings = _with(stated, values)
     for _ in range(ROUNDS):
         new = [one for one in _errors(theirs, settings, changed) if (one.rule, one.field) not in known]
         if not new:
-            return tuple(texts)
-        for text in (text for one in new for text in one.fix if text not in texts):
-            if (added := _parsed(theirs, text)) is None:
+            return tuple(dict.fromkeys(texts.values()))
+        for text in (text for one in new for text in one.fix if text not in texts.values()):
+            if (added := _parsed(theirs, text)) is None or {*added} & {*values}:  # a fix that undoes the change
                 return None
-            texts, settings = [*texts, text], _with(settings, added)
+            texts, settings = {**texts, **dict.fromkeys(added, text)}, _with(settings, added)
         if not all(one.fix for one in new):
             return None
     return None

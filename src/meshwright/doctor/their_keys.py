@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.front_ends import in_front_end
 from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.schedule_units import in_file_units
-from meshwright.frameworks.types import Settings
+from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.planner import case_of
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
@@ -107,7 +107,9 @@ def _backend_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
     differing |= _kept_batch(run, case, changed, after, config_keys(theirs.key_map))
     ran = stated_settings(run)
     values = in_file_units(theirs.key_map, differing, ran, changed)
-    return with_required(theirs, ran, case, case.rebuild(changed), values) or ()
+    # Without a file, the settings of the case are what its rules are checked with, not the framework's defaults.
+    base = ran or {key: SourcedValue(value, 0, "") for key, value in before.items()}
+    return with_required(theirs, base, case, case.rebuild(changed), values) or ()
 
 
 def _trainer_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:

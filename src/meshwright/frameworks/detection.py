@@ -23,6 +23,7 @@ from meshwright.frameworks.other_trainers import (
     rl_trainer,
 )
 from meshwright.frameworks.registry import FORMATS, READ, framework
+from meshwright.version import SCHEMA
 
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
@@ -55,6 +56,7 @@ def framework_of(content: Content, named: str | None = None, front_ends: bool = 
 
     `front_ends`: also one whose files are only checked.
     """
+    _refuse_answer(content)
     if content.format == "shell" and (named == NATIVE or train_command(content) is not None):
         _require_own_job(content, named)
         return None
@@ -68,6 +70,20 @@ def framework_of(content: Content, named: str | None = None, front_ends: bool = 
         if looks_native(content):  # its reader says which key is missing or misspelt
             return None
         raise
+
+
+def _refuse_answer(content: Content) -> None:
+    """Raise InputError for what a command printed with --json: it names a layout, but is no recipe."""
+    schema = content.settings.get("schema")
+    if schema is None or schema.value != SCHEMA:
+        return
+    raise InputError(
+        "is an answer printed with --json, not a recipe; meshwright recommend writes its plan as a recipe with "
+        "--save FILE.toml, and every command reads that file",
+        field="file",
+        value=content.path,
+        fix=("--save plan.toml",),
+    )
 
 
 def _require_own_job(content: Content, named: str | None) -> None:

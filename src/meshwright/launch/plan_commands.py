@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from meshwright import frameworks, rules
+from meshwright import costs, frameworks, rules
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks import Framework, Program
 from meshwright.planner import Plan, case_of, moved_to, with_listed_stages
+from meshwright.recipes.case import Case
 from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import with_minimum
@@ -30,6 +31,9 @@ STRATEGY = "layout.strategy="
 
 
 NO_LENGTH = "the file does not say how long it trains; add train.epochs=N or train.steps=N"
+
+
+SLOWER = 1.2  # times the plan's step; less is within the error of the estimates
 
 
 EXPORTED = "written by meshwright export"
@@ -82,9 +86,32 @@ def _our_reason(plan: Plan) -> str | None:
         return f"it does not train {plan.case.model.model_type} models: it lacks {lacks}"
     if plan.question.engine == "meshwright":
         return None
-    case = case_of(_for_our_engine(plan), plan.case.model, plan.case.cluster)
+    case = _our_case(plan)
     broken = [rule for rule in rules.applicable(case, ("error",)) if bool(rule.broken(case))]
     return rules.message(broken[0], case) + "; ask with --engine meshwright" if broken else None
+
+
+def _our_case(plan: Plan) -> Case:
+    return case_of(_for_our_engine(plan), plan.case.model, plan.case.cluster)
+
+
+def other_speeds(plan: Plan, commands: Collection[str]) -> tuple[str, ...]:
+    """Return notes on commands for other engines that take longer for this layout than the plan's engine."""
+    from meshwright.frameworks.megatron_bridge import plans
+
+    plan = plan.repaired or plan
+    planned, engine, found = float(plan.estimate.step_s), plan.question.engine, []
+    if engine != "meshwright" and "meshwright" in commands:
+        found.append(("meshwright", "meshwright", _our_case(plan)))
+    if engine == "meshwright" and "megatron-bridge" in commands:
+        found.append(("megatron-bridge", "megatron", plans.case_there(plan)))
+    steps = [(name, other, float(costs.estimate(case).step_s)) for name, other, case in found]
+    return tuple(
+        f"speed and budget are those of {engine}: the {name} command takes an estimated {there:.2f} s per step "
+        f"in place of {planned:.2f} s; --engine {other} plans for it"
+        for name, other, there in steps
+        if there > SLOWER * planned
+    )
 
 
 def _for_our_engine(plan: Plan) -> Recipe:

@@ -11,6 +11,7 @@ from meshwright.frameworks.megatron_bridge.settings import difference, with_dist
 from meshwright.frameworks.types import Program
 from meshwright.models import same_model
 from meshwright.planner import Plan, case_of, with_engine_strategy
+from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import change, with_minimum
 from meshwright.recipes.types import Recipe, field_value
@@ -29,11 +30,15 @@ def unsupported_reason(plan: Plan) -> str | None:
     refused = _refused_export(plan) if row is None else _without_key(plan, row)
     if refused is not None:
         return refused
-    case = case_of(
-        with_engine_strategy(_published_kernels(plan), "megatron"), plan.case.model, plan.case.cluster, "megatron"
-    )
+    case = case_there(plan)
     broken = [r for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
     return rules.message(broken[0], case) + " there; ask with --engine megatron" if broken else None
+
+
+def case_there(plan: Plan) -> Case:
+    """Return a plan's layout as Megatron-Bridge runs it."""
+    recipe = with_engine_strategy(_published_kernels(plan), "megatron")
+    return case_of(recipe, plan.case.model, plan.case.cluster, "megatron")
 
 
 def own_row(plan: Plan) -> bridge_recipes.BridgeRecipe | None:
