@@ -276,8 +276,10 @@ def _on_two_ranks(rank: int, jobs: list[tuple[str, str]], out: str, port: int) -
             found[name]["stages"] = outcome(partial(_same_losses, engine, job["losses"], layout=layout))
         else:
             found[name]["unsplit"] = why
-        if rank == 0:
-            Path(out).write_text(json.dumps(found))
+        if rank == 0:  # renamed when it is whole: a crash of the other rank ends this one in the middle of a write
+            written = Path(f"{out}.new")
+            written.write_text(json.dumps(found))
+            written.replace(out)
     dist.destroy_process_group()
 
 
