@@ -23,9 +23,11 @@ from meshwright.engine import hf_io
 from meshwright.engine.checkpoint.manager import Checkpoints
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import Mesh, build_mesh
+from meshwright.engine.model.block_split import UnsplitError, trace_blocks
 from meshwright.engine.rank_env import Process
 from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
+from meshwright.recipes.engine_models import UNSPLIT
 
 BATCH, STEPS, LAYERS = 8, 2, 4
 TRAIN = types.Train(global_batch_size=BATCH, steps=4)
@@ -175,3 +177,19 @@ def test_the_folder_that_stages_write_has_the_trained_loss(kind: str, tied: bool
     sections = {"goal": "peft", "peft": types.Peft(rank=4)} if goal == "peft" else {}
     expected, loss = run(2, _exported, kind, tied, sections, str(tmp_path))[0]
     assert loss == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in UNSPLIT if not kind.startswith("qwen4_exp")])  # no --tiny sizes
+def test_types_listed_without_stages_have_none(kind: str) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(small(kind, LAYERS)).eval()
+    with pytest.raises(UnsplitError):
+        trace_blocks(model)
+
+
+def test_stages_exchange_hidden_states_of_the_models_width() -> None:
+    model = transformers.AutoModelForCausalLM.from_config(small("gpt_neox", LAYERS)).eval()
+    width = model.config.hidden_size
+    trace_blocks(model)
+    model.config.hidden_size = width // 4  # as if layers had four streams side by side
+    with pytest.raises(UnsplitError, match=f"receive {width} values per token, hidden_size={width // 4}"):
+        trace_blocks(model)

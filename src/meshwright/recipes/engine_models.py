@@ -55,7 +55,7 @@ WHOLE_MODEL_LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 # Why blocks of a type that runs transformers' own forward pass cannot be on several stages. The engine finds out by a
 # trace of a small model (engine/model/block_split.py), which planning cannot run.
 _UNSPLIT_TYPES = {
-    "its layers receive several vectors per token": "deepseek_v4 gemma3n gemma3n_text hy_v4",
+    "its layers receive several vectors per token": "deepseek_v4 gemma3n gemma3n_text hy_v4 qwen4_exp qwen4_exp_text",
     "its layers also receive what other modules compute": "gemma4 gemma4_text zamba zamba2 zaya",
     "its layers run several times": "hrm_text",
 }

@@ -155,6 +155,7 @@ class _Tracer:
     def __init__(self, model: Any, path: str) -> None:
         self.model = model
         self.blocks = list(model.get_submodule(path).children())
+        self.width = model.config.get_text_config().hidden_size
         self.started = self.ended = 0  # blocks
         self.last: Any = None  # output of the last block
         self.before: list[str] = []
@@ -188,6 +189,8 @@ class _Tracer:
                 raise UnsplitError(f"it computes something between layers {number - 1} and {number}")
             if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[1] != TOKENS:
                 raise UnsplitError("its layers do not receive one vector per token")
+            if hidden.shape[2] != self.width:  # streams side by side: stages exchange tensors of the model's width
+                raise UnsplitError(f"its layers receive {hidden.shape[2]} values per token, hidden_size={self.width}")
             named = {f"argument {place}": value for place, value in enumerate(args)} | kwargs
             for name, value in named.items():
                 parts = value if isinstance(value, (tuple, list)) else (value,)
