@@ -14,7 +14,7 @@ from meshwright.doctor.advised_rate import LR, advised_rate
 from meshwright.doctor.finding import Remedy, What
 from meshwright.doctor.run import Run
 from meshwright.doctor.run_stats import RunStats
-from meshwright.doctor.their_keys import is_impossible, named_setting, to_framework_settings
+from meshwright.doctor.their_keys import is_impossible, named_setting, stated_settings, to_framework_settings
 from meshwright.doctor.thresholds import share
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
@@ -289,7 +289,9 @@ def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: 
     recipe = stats.case.recipe
     # A warmup that is a share of the training is not in steps, and that of a shipped recipe need not be the run's.
     ran = max(recipe.schedule.warmup_steps or _logged_warmup(stats.run) or 0, _rising_steps(stats.run))
-    total = stats.run.header.total_steps or recipe.train.steps
+    lengths = [one for one in (stats.run.header.total_steps, recipe.train.steps) if one]
+    # The run's own file or arguments state its length; a recipe that is named beside a log need not have the run's.
+    total = min(lengths, default=0) if stated_settings(stats.run) else next(iter(lengths), 0)
     end = recipe.schedule.decay_steps or total
     wanted = steps(ran)
     # A warmup of more than half of the training never lets it learn at its rate: the run's own is kept, a no-op.
