@@ -110,9 +110,36 @@ def llama3_8b(micro_batch: int, world: int, *words: str) -> tuple[str, ...]:
     return ("llama3_8b_pretrain_config", *PLAIN, *shared, *batch, *words)
 
 
+def kempner(size: str, micro_batch: int, batch: int, *words: str) -> tuple[str, ...]:
+    """Return the words of KempnerForge's presets: 4,096 tokens, full recompute, weights and AdamW states in bf16.
+
+    Attention is FlashAttention 2 of torch; the loss is not fused; tensor parallelism shards the sequence too.
+    """
+    sizes = (f"layout.micro_batch_size={micro_batch}", f"train.global_batch_size={batch}")
+    states = ("precision.master=bf16", "precision.moments=bf16", "precision.grads=bf16")
+    changed = {word.partition("=")[0] for word in words}
+    plain = [word for word in PLAIN if word.partition("=")[0] not in changed]
+    kernels = ("kernels.attention=flash", "kernels.loss=plain")
+    shared = ("data.seq_length=4096", "layout.recompute=full", *kernels, *states)
+    return (f"kempner_{size}_config", *plain, *shared, *sizes, *words)
+
+
+TP4 = ("layout.tp=4", "layout.sp=true")
+
 ROWS: tuple[Single | Ranks | Cluster, ...] = (
     Single("llama32_1b pretrain 4096 4 eager"),
     Cluster("Llama 3 8B on 8 H100-96, micro batch 1", "", llama3_8b(1, 8, *COMPILED), "a1c2076cfd"),
+    Cluster("7B on 4 H200", "", kempner("7b_4gpu", 4, 32, *COMPILED), "afb2efb0b1"),
+    Cluster("7B on 8 H200, tp 4", "", kempner("7b_4gpu", 4, 16, *TP4, *COMPILED), "3c9f71676e"),
+    Cluster("7B on 32 H200", "", kempner("7b_4gpu", 4, 512, *COMPILED), "d36d25aece"),
+    Cluster("13B on 32 H200, tp 4", "", kempner("13b_8gpu_fsdp", 4, 128, *TP4, *COMPILED), "3bff40782b"),
+    Cluster(
+        "29B on 32 H200, tp 4, pp 2, eager",
+        "",
+        kempner("29b_32gpu_tp4_pp2", 1, 32, *TP4, "layout.pp=2", "kernels.compile=false"),
+        "99e6b882cf",
+    ),
+    Cluster("13B on 8 H200, eager", "", kempner("13b_8gpu_fsdp", 4, 128, "kernels.compile=false"), "37f68c32a9"),
     Ranks("fsdp2 2 ranks", 2, (), "float32"),
     Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
     Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
