@@ -113,7 +113,8 @@ def llama3_8b(micro_batch: int, world: int, *words: str) -> tuple[str, ...]:
 def kempner(size: str, micro_batch: int, batch: int, *words: str) -> tuple[str, ...]:
     """Return the words of KempnerForge's presets: 4,096 tokens, full recompute, weights and AdamW states in bf16.
 
-    Attention is FlashAttention 2 of torch; the loss is not fused; tensor parallelism shards the sequence too.
+    Attention is FlashAttention 2 of torch; the loss is not fused; tensor parallelism shards the
+    sequence too, except in pipeline stages.
     """
     sizes = (f"layout.micro_batch_size={micro_batch}", f"train.global_batch_size={batch}")
     states = ("precision.master=bf16", "precision.moments=bf16", "precision.grads=bf16")
@@ -136,7 +137,7 @@ ROWS: tuple[Single | Ranks | Cluster, ...] = (
     Cluster(
         "29B on 32 H200, tp 4, pp 2, eager",
         "",
-        kempner("29b_32gpu_tp4_pp2", 1, 32, *TP4, "layout.pp=2", "kernels.compile=false"),
+        kempner("29b_32gpu_tp4_pp2", 1, 32, "layout.tp=4", "layout.pp=2", "kernels.compile=false"),
         "99e6b882cf",
     ),
     Cluster("13B on 8 H200, eager", "", kempner("13b_8gpu_fsdp", 4, 128, "kernels.compile=false"), "37f68c32a9"),
