@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from meshwright.engine.kernels.linears import Fp8Linear
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.optimizers.base import local
-from meshwright.engine.parallelize.fp8_gather import Fp8Shard
+from meshwright.engine.parallelize.fp8_gather import Fp8Shard, sync_scales
 from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
@@ -50,10 +51,21 @@ def _trained(family: str, given: types.Recipe) -> dict[str, Any]:
         "norms": [result.grad_norm for result in results],
         "weights": full_tensors(trainer, "data"),
         "seen": seen,
+        "hooks": [hook.__module__ for stage in trainer.stages for hook in [*stage._forward_pre_hooks.values()][:1]],
+        "units": [_given_unit(p) for p in parameters],
         "shards": sum(isinstance(getattr(p, "_local_tensor", p), Fp8Shard) for p in parameters),
         "stored": {str(local(p).dtype) for p in parameters} | {str(local(t).dtype) for t in states},
         "saved": {type(local(p).detach()) for p in parameters} | {type(local(t)) for t in states},
     }
+
+
+def _given_unit(parameter: torch.nn.Parameter) -> bool:
+    """Whether the hook before the all-gather makes no unit of its own, on FSDP's stream."""
+    shard: Any = getattr(parameter, "_local_tensor", parameter)
+    if not isinstance(shard, Fp8Shard):
+        return True
+    policy = SimpleNamespace(param_dtype=torch.bfloat16)
+    return shard.fsdp_pre_all_gather(None, None, None, None, policy)[1][0] is shard.unit
 
 
 def _class_name(weight: torch.Tensor) -> str:
@@ -106,6 +118,8 @@ def test_fp8_gathers_change_nothing(case: tuple[int, str, dict[str, Any], dict[s
         assert np.array_equal(low["weights"][name], value), name
     assert low["stored"] == wide["stored"], "stored and trained weights keep their dtype"
     assert low["saved"] == {torch.Tensor}
+    assert set(low["hooks"]) == {sync_scales.__module__}, "scales are queued before FSDP's streams wait"
+    assert all(low["units"])
 
 
 def test_unsupported_weights_are_gathered_as_usual() -> None:

@@ -29,6 +29,7 @@ class Fp8Shard(torch.Tensor):
     """This rank's shard of a weight, with FSDP2's hooks around the all-gather."""
 
     scale: Tensor  # factor before the cast, the same on all ranks
+    unit: Tensor  # its reciprocal
 
     # Without it every result of an operation would be an Fp8Shard too.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way
@@ -37,7 +38,8 @@ class Fp8Shard(torch.Tensor):
         """Return the tensors to gather and the metadata for `fsdp_post_all_gather`."""
         shard = self.to(policy.param_dtype or self.dtype)
         codes = cast_scaled(shard, self.scale, ACTIVATION)
-        return (codes.view(torch.uint8),), (self.scale.reciprocal(),)  # not every backend supports fp8 dtypes
+        # The unit is not made here: memory of FSDP's stream is reused before the compute stream has read it.
+        return (codes.view(torch.uint8),), (self.unit,)  # not every backend supports fp8 dtypes
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], metadata: Any, dtype: torch.dtype, *, out: Any = None
@@ -67,7 +69,8 @@ def gather_in_fp8(stage: nn.Module, mesh: Mesh, recipe: Recipe) -> list[str]:
     shards = [_as_fp8_shard(parameter) for parameter in weights.values()]
     if shards:
         dtype, group = DTYPES[recipe.precision.compute], mesh.state["fsdp"].get_group()
-        stage.register_forward_pre_hook(lambda *_: sync_scales(shards, dtype, group))
+        # Before FSDP's own hook, in which its streams wait for the compute stream: they read the scales.
+        stage.register_forward_pre_hook(lambda *_: sync_scales(shards, dtype, group), prepend=True)
         _sync_before_unshard(stage, lambda: sync_scales(shards, dtype, group))
     return list(weights)
 
@@ -114,5 +117,6 @@ def sync_scales(shards: list[Fp8Shard], dtype: torch.dtype, group: Any) -> None:
     # The maximum of what is cast, weights in the compute dtype: rounding is monotonic, so the maximum can be rounded.
     largest = torch.stack(torch._foreach_norm(tuple(shards), ord=float("inf"))).to(dtype).float()
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-    for shard, scale in zip(shards, scale_for(largest, ACTIVATION).unbind(), strict=True):
-        shard.scale = scale
+    scales = scale_for(largest, ACTIVATION)
+    for shard, scale, unit in zip(shards, scales.unbind(), scales.reciprocal().unbind(), strict=True):
+        shard.scale, shard.unit = scale, unit
