@@ -202,3 +202,91 @@ def test_a_key_of_llama_factory_that_is_set_twice(tmp_path: Path, second: str, w
     text = f"model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\ndo_train: true\nstage: {second}\n"
     config = written(tmp_path / "f.yaml", f"{text}dataset: d\ntemplate: qwen\noutput_dir: o\nlearning_rate: 1.0e-5\n")
     assert findings(config).count("key.repeated") == wrong
+
+
+ACCELERATE = "compute_environment: LOCAL_MACHINE\nnum_processes: 4\nmixed_precision: bf16\n"
+
+
+def test_a_deepspeed_config_is_json_whatever_its_suffix(tmp_path: Path) -> None:
+    named = "compute_environment: LOCAL_MACHINE\nnum_processes: 4\ndistributed_type: DEEPSPEED\n"
+    named += "deepspeed_config:\n  deepspeed_config_file: zero2.yaml\n"
+    written(tmp_path / "zero2.yaml", '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
+    assert findings(written(tmp_path / "acc.yaml", named)) == []
+    written(tmp_path / "zero2.yaml", "zero_optimization:\n  stage: 2\n")
+    assert findings(tmp_path / "acc.yaml") == ["accelerate.not-json"]
+
+
+def test_a_switch_that_the_launcher_only_tests_may_be_any_text(tmp_path: Path) -> None:
+    text = f"{ACCELERATE}distributed_type: MULTI_GPU\nuse_cpu: auto\n"
+    assert findings(written(tmp_path / "acc.yaml", text)) == []
+
+
+def test_devices_to_replace_are_no_count(tmp_path: Path) -> None:
+    written(tmp_path / "acc.yaml", f"{ACCELERATE}distributed_type: MULTI_GPU\n")
+    run = "CUDA_VISIBLE_DEVICES={} accelerate launch --config_file acc.yaml dpo.py --output_dir out\n"
+    assert findings(written(tmp_path / "run.sh", run.format("YOUR_DEVICES"))) == []
+    assert findings(written(tmp_path / "run.sh", run.format("GPU-0a1b,GPU-2c3d"))) == ["launch.gpus"]
+    assert findings(written(tmp_path / "run.sh", run.format("5,7"))) == ["launch.gpus"]
+
+
+def test_a_field_of_the_repositorys_arguments_is_no_misspelled_key(tmp_path: Path) -> None:
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    base = "model_name_or_path: Qwen/Qwen2.5-7B\nlearning_rate: 1.0e-5\ndataset_name: d\n"
+    config = written(folder / "kto.yaml", f"{base}per_device_train_batch_size: 1\noutput_dir: out\nloss_weight: 1.0\n")
+    assert findings(config) == ["key.unknown"]
+    written(tmp_path / "README.md", "")
+    written(tmp_path / "trainer.py", "@dataclass\nclass OwnConfig(KTOConfig):\n    loss_weight: float = 1.0\n")
+    assert findings(config) == []
+
+
+def test_a_model_type_of_a_plugin_has_no_estimate(tmp_path: Path) -> None:
+    run = f"NPROC_PER_NODE=8 {SWIFT} --max_length 131072 --per_device_train_batch_size 4"
+    assert findings(written(tmp_path / "run.sh", run)) == ["memory.peak"]
+    own = f"{run} --model_type own_mtp --external_plugins plugin.py"
+    assert findings(written(tmp_path / "run.sh", own)) == []
+
+
+def test_a_flag_of_ms_swift_without_its_value_is_an_error(tmp_path: Path) -> None:
+    run = "swift sft --model --dataset d.jsonl --tuner_type lora --deepspeed zero2"
+    assert findings(written(tmp_path / "run.sh", run)) == ["value.invalid"]
+    run = "swift sft --model Qwen/Qwen3-8B --dataset --tuner_type lora --gradient_checkpointing"
+    assert findings(written(tmp_path / "run.sh", run)) == ["value.invalid"]
+
+
+def test_a_check_that_axolotl_added_lately_is_a_warning(tmp_path: Path) -> None:
+    base = "base_model: Qwen/Qwen3-8B\nlearning_rate: 1.0e-5\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\n"
+    base += "val_set_size: 0.1\nmax_steps: 9\n"
+    config = written(tmp_path / "a.yaml", f"{base}pretraining_dataset:\n  - path: d\n")
+    assert findings(config) == []
+    assert "value.invalid" in findings(config, "warning")
+    assert findings(written(tmp_path / "a.yaml", f"{base}streaming: true\ndatasets:\n  - path: d\n    type: alpaca\n"))
+
+
+def test_a_module_that_torchrun_starts_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "sft"
+    folder.mkdir(parents=True)
+    program = "from transformers import Trainer, TrainingArguments\n"
+    program += 'args = TrainingArguments(output_dir="out", bf16=True, fp16=True)\nTrainer(args=args).train()\n'
+    written(folder / "own_sft.py", program)
+    jobs = tmp_path / "scripts"
+    jobs.mkdir()
+    run = written(jobs / "run.sh", "torchrun --nproc_per_node=4 -m src.sft.own_sft --mode lora\n")
+    assert check(str(run)).framework == "accelerate"
+    assert "value.invalid" in findings(run)
+
+
+def test_trls_own_trainer_by_the_name_of_its_module_is_read(tmp_path: Path) -> None:
+    program = "import trl\nfrom transformers import HfArgumentParser\n"
+    program += "(args,) = HfArgumentParser((trl.RewardConfig,)).parse_args_into_dataclasses()\n"
+    program += "class RewardTrainer(trl.RewardTrainer):\n    pass\n\nRewardTrainer(args=args).train()\n"
+    assert findings(written(tmp_path / "rm.py", program)) == []
+
+
+@pytest.mark.parametrize("module", ["openrlhf.cli.train_ppo_ray", "verl.trainer.main_ppo"])
+def test_scripts_of_trainers_with_rewards_are_refused_by_name(tmp_path: Path, module: str) -> None:
+    run = written(tmp_path / "run.sh", f"python3 -m {module} --pretrain Qwen/Qwen3-8B model.path=Qwen/Qwen3-8B\n")
+    with pytest.raises(InputError) as caught:
+        check(str(run))
+    assert module in str(caught.value)
+    assert "Qwen/Qwen3-8B" in caught.value.fix[0]

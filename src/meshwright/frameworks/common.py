@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from glob import has_magic
 from pathlib import Path
@@ -14,7 +15,7 @@ from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.display import two_digits
 from meshwright.frameworks.framework import FrameworkRule, GpuRequest, Problem, RuleContext
-from meshwright.frameworks.types import Settings, as_int
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Recipe
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
 INFINITE = float("inf")
+_DEVICE = re.compile(r"-?\d+|(?:GPU|MIG)-\S+")  # in CUDA_VISIBLE_DEVICES
 FOLDERS = {
     "megatron_lm": ("save", "load", "finetune"),
     "megatron_bridge": ("checkpoint.save", "checkpoint.load", "checkpoint.finetune"),
@@ -182,3 +184,11 @@ def range_rule(
 def new_batch(before: int, after: int) -> str:
     """Return the end of a message whose fix is another batch; empty if it stays."""
     return "" if before == after else f"; the nearest batch is {after}, a new experiment"
+
+
+def visible_devices(setting: SourcedValue | None) -> list[str]:
+    """Return the devices of CUDA_VISIBLE_DEVICES; none if it is unknown, or a text to replace (YOUR_DEVICES)."""
+    if setting is None or setting.unresolved:
+        return []
+    devices = [one.strip() for one in str(setting.value).split(",") if one.strip()]
+    return devices if all(_DEVICE.fullmatch(one) for one in devices) else []

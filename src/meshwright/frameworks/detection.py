@@ -20,6 +20,7 @@ from meshwright.frameworks.other_trainers import (
     OtherTrainerError,
     other_loss,
     other_trainer,
+    rl_command,
     rl_trainer,
 )
 from meshwright.frameworks.registry import FORMATS, READ, framework
@@ -130,6 +131,8 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
         other = other_trainer(content)
         if other is not None:
             raise other
+        if (rewards_of_command := rl_command(content)) is not None:
+            raise rewards_of_command
         if (found_end := _front_end_of(content)) is not None:
             raise OtherTrainerError(found_end.title, _with_settings(found_end, content))
         if (task := _without_training(content)) is not None:

@@ -10,6 +10,7 @@ from meshwright.frameworks.types import SourcedValue
 PACKAGES = ("transformers", "trl", "unsloth")
 TRAINER = "Trainer"
 TRAINS = "train"
+KINDS = ("", "Seq2Seq", "SFT", "Reward", "DPO", "KTO", "ORPO", "CPO", "GRPO", "PPO", "RLOO", "BCO", "GKD")
 PARSERS = ("HfArgumentParser(", "TrlParser(")  # of a Trainer's arguments: a class of the repository is then one too
 
 
@@ -41,5 +42,5 @@ def _imported(node: ast.AST, of_any: bool) -> list[str]:
         return [one.asname or one.name for one in node.names if one.name.endswith(TRAINER)]
     if isinstance(node, ast.Import):
         known = [one.asname or one.name for one in node.names if one.name in PACKAGES]
-        return [f"{name}.{kind}{TRAINER}" for name in known for kind in ("", "SFT", "Seq2Seq")]
+        return [f"{name}.{kind}{TRAINER}" for name in known for kind in KINDS]
     return []

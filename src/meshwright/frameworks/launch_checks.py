@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.clusters import Cluster
+from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.rules.rule import Finding, Severity
@@ -330,7 +331,7 @@ def _requested_gpus(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
 def _visible(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
     """Yield the GPUs that the environment leaves visible, and where."""
     setting = launch.env.get(VISIBLE)
-    devices = [] if setting is None or setting.unresolved else [one for one in str(setting.value).split(",") if one]
+    devices = visible_devices(setting)
     if setting is not None and devices:
         yield len(devices), f"{VISIBLE}={setting.value} (line {setting.line})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes import files
 from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
+
+_MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")  # not a file
 
 
 def open_file(path: str | Path) -> Content:
@@ -42,7 +45,13 @@ def program_path(content: Content, program: SourcedValue) -> Path | None:
     only when the job runs, such as $SLURM_SUBMIT_DIR, is taken for the script's own.
     """
     value = str(program.value)
-    if content.folder is None or not value.endswith(".py"):
+    if content.folder is None:
+        return None
+    if _MODULE.fullmatch(value) and not program.unresolved:  # python -m package.train, from the repository's root
+        file = f"{value.replace('.', '/')}.py"
+        places = started_from(content.folder, f"{file}/")
+        return next((path for one in places if is_regular_file(path := one / file)), None)
+    if not value.endswith(".py"):
         return None
     if not program.unresolved:
         found = next(

@@ -147,6 +147,29 @@ def _gpus(content: Content, typed: str, goal: Goal) -> tuple[str, bool]:
     return found or GPUS[goal], not found
 
 
+RL_PROGRAMS: Mapping[str, re.Pattern[str]] = {
+    "OpenRLHF": re.compile(r"(?m)^[^#\n]*\b(openrlhf\.cli\.\w+)"),
+    "verl": re.compile(r"(?m)^[^#\n]*\b(verl\.trainer\.\w+|recipe\.\w+\.main_\w+)"),
+}
+"""Programs that train with rewards, in a script: their flags and overrides are not read."""
+_RL_MODEL = re.compile(r"--pretrain[ =]+([^\s\\]+)|model\.(?:path|partial_pretrain)=([^\s\\]+)")
+
+
+def rl_command(content: Content) -> InputError | None:
+    """Return the error for a script that starts a trainer with rewards; else None."""
+    text = content.all_text
+    found = {title: one for title, pattern in RL_PROGRAMS.items() if (one := pattern.search(text))}
+    if content.format != "shell" or not found:
+        return None
+    title, program = next((title, one[1]) for title, one in found.items())
+    named = _RL_MODEL.search(text)
+    model = (named[1] or named[2]).strip("\"'") if named else "MODEL"
+    model = "MODEL" if "$" in model else model
+    reason = f"starts {program}: files of {title} are not read; the fix plans supervised fine-tuning of the same model"
+    fix = (shlex.join(["meshwright", "recommend", model, "--goal", "sft", "--gpus", GPUS["sft"]]),)
+    return InputError(reason, field="file", value=content.path, fix=fix)
+
+
 def other_loss(content: Content) -> OtherLossError | None:
     """Return the error for a script or program that trains with preferences or rewards; else None."""
     if content.format == "python":

@@ -468,6 +468,14 @@ def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
     return open_file(found)
 
 
+def open_deepspeed_config(content: Content, setting: SourcedValue) -> Content:
+    """Open the DeepSpeed config that a file references: it is parsed as JSON, whatever its suffix."""
+    found = open_referenced_file(content, setting)
+    if found.format == "json" or not found.text.lstrip().startswith("{"):
+        return found
+    return content_of(found.text, found.path, "json", found.folder)
+
+
 MOST_FILES = 1000  # of a folder that are compared with the name of a missing one
 
 

@@ -29,6 +29,7 @@ from meshwright.frameworks.trainer import (
     command_arguments,
     is_on,
     missing_config,
+    open_deepspeed_config,
     open_referenced_file,
     parse_arguments,
     program_fields,
@@ -755,7 +756,7 @@ def _read_deepspeed_config(
     if path is None or path.value in (None, "none"):
         return None
     try:
-        inner = open_referenced_file(content, path)
+        inner = open_deepspeed_config(content, path)
     except InputError:
         return None
     from meshwright.frameworks.check_file import check

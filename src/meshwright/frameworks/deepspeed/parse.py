@@ -23,7 +23,7 @@ from meshwright.frameworks.trainer import (
     command_arguments,
     is_on,
     missing_config,
-    open_referenced_file,
+    open_deepspeed_config,
     parse_arguments,
     program_fields,
     refused_arguments,
@@ -193,7 +193,7 @@ def parse_json(
 def _referenced(content: Content, flag: str, name: str, path: SourcedValue) -> tuple[Settings, tuple[Finding, ...]]:
     """Return the settings of the config that a command or program names, or of one in its place with a finding."""
     try:
-        return open_referenced_file(content, path).settings, ()
+        return open_deepspeed_config(content, path).settings, ()
     except MissingConfigError:
         return _stand_in(path, name == "deepspeed"), (missing_config(content, flag, path),)
 

@@ -11,7 +11,7 @@ from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.front_ends.describe import FrontEnd
-from meshwright.frameworks.trainer import open_referenced_file
+from meshwright.frameworks.trainer import open_deepspeed_config
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.rules.rule import Finding
 
@@ -57,7 +57,7 @@ def _opened(content: Content, settings: Settings) -> Content | None:
     if setting is None or setting.unresolved or not isinstance(setting.value, str):
         return None
     try:
-        return open_referenced_file(content, setting)
+        return open_deepspeed_config(content, setting)
     except InputError:
         return None
 

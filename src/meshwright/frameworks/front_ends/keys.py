@@ -85,6 +85,9 @@ def key_findings(
             message = f"{shown}: {setting.value}: was removed: since version {version} it is {now}; {OLDER_ACCEPT} it"
             fix = (_formatted(key, now, is_command),)
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+        elif is_command and setting.value is True and found.types and "bool" not in found.types and not one.uses_click:
+            message = f"{shown} has no value: the parser of {one.title} expects one"
+            yield Finding("value.invalid", "error", key, message, (), setting.file, setting.line)
         elif not setting.unresolved and (problem := found.problem(setting.value)):
             meant = found.meant(setting.value) or _short_kernel(found, setting.value) if found.choices else ""
             fix = (_formatted(key, meant, is_command),) if meant else ()

@@ -13,7 +13,7 @@ from meshwright.config_io.scalars import resolve
 from meshwright.errors import InputError
 from meshwright.frameworks import accelerate_options
 from meshwright.frameworks.accelerate.parse import TRL_CONFIGS, parse_arguments_of
-from meshwright.frameworks.common import torchrun_gpu_request
+from meshwright.frameworks.common import torchrun_gpu_request, visible_devices
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.data_columns import column_findings
 from meshwright.frameworks.front_ends.deepspeed_file import deepspeed_findings, missing_file_notes, named_config
@@ -27,6 +27,7 @@ from meshwright.frameworks.front_ends.keys import (
     plugin_line,
     value_findings,
 )
+from meshwright.frameworks.front_ends.own_fields import without_own_fields
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
 from meshwright.frameworks.front_ends.weights import weight_note, weights_of
@@ -36,7 +37,7 @@ from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
-from meshwright.frameworks.trainer import open_referenced_file
+from meshwright.frameworks.trainer import open_deepspeed_config, open_referenced_file
 from meshwright.frameworks.trainer_args import BITS
 from meshwright.frameworks.trainer_fields import FROZEN, LISTS, SCHEDULE, SHARE, WARMUPS, WEIGHT_DTYPES
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
@@ -68,6 +69,7 @@ PACKED = ("data.packing-attention",)
 LOADED = {"qlora": "load_in_4bit", "lora8bit": "load_in_8bit"}
 """Argument that loads the frozen weights, by adapters."""
 STATES_ALL_WEIGHTS = ("full",)  # values of a key that names the adapters
+PLUGINS = ("external_plugins", "custom_register_path")
 QUANTIZER = "quant_method"  # of ms-swift, without which it refuses a number of bits
 CONFIGS = (".yaml", ".yml", ".json")
 
@@ -179,8 +181,7 @@ def _gpus(launch: LaunchCommand) -> GpuRequest:
     """Return the GPUs of a command: NPROC_PER_NODE, or the visible devices."""
     per_node, nodes = as_int(launch.env.get("NPROC_PER_NODE")), as_int(launch.env.get("NNODES"))
     devices = launch.env.get("CUDA_VISIBLE_DEVICES")
-    visible = None if devices is None or devices.unresolved else len([x for x in str(devices.value).split(",") if x])
-    count = per_node or visible
+    count = per_node or len(visible_devices(devices))
     if not per_node and launch.gpus_per_node is not None:
         return torchrun_gpu_request(launch)
     if not count or (count > 1 and not per_node) or ("NNODES" in launch.env and nodes is None):
@@ -201,7 +202,7 @@ def _parsed(
     others = (found for found in refused_values(one, values) if found[0] not in own)
     refused = tuple(value_findings(settings, (*own.values(), *others), is_command))
     findings = (
-        *key_findings(one, known, settings, is_open, is_command, table_name),
+        *without_own_fields(one, content.folder, key_findings(one, known, settings, is_open, is_command, table_name)),
         *tables_for_values(known, settings),
         *refused,
         *one.own_findings(settings, is_command),
@@ -235,6 +236,7 @@ def _parsed(
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
     why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
+    why = why or ("a model that a plugin may register" if _is_registered(settings) else "")
     why = loss.note() if (loss := loss_of(values, subcommand)) is not None else why
     if not why and adapters not in ("", *ADAPTERS):
         unknown = any(finding.field in METHOD_KEYS for finding in refused)
@@ -308,6 +310,11 @@ def _spreads(env: Settings) -> bool:
     """Return whether one process sees several devices: transformers then places layers on all of them."""
     devices = env.get("CUDA_VISIBLE_DEVICES")
     return devices is not None and "," in str(devices.value) and "NPROC_PER_NODE" not in env
+
+
+def _is_registered(settings: Settings) -> bool:
+    """Return whether ms-swift runs code of the user that may add the named type of model, with a loss of its own."""
+    return "model_type" in settings and any(settings[key].value for key in PLUGINS if key in settings)
 
 
 def _subcommand(one: FrontEnd, content: Content) -> str:
@@ -445,7 +452,7 @@ def _zero(content: Content, settings: Settings) -> Mapping[str, Any]:
     if setting is None or setting.unresolved:
         return {}
     with suppress(InputError):
-        config = open_referenced_file(content, setting).settings
+        config = open_deepspeed_config(content, setting).settings
         stage = as_int(config.get("zero_optimization.stage"))
         if stage is not None:
             found: dict[str, Any] = {f"{ZERO}zero_stage": stage}

@@ -249,7 +249,7 @@ AXOLOTL = Table(
             f"{key} does not work with {{tokenizer_use_mistral_common}}", {key: None},
             f"{PLACE}check_mistral_common_incompatible_options") for key in MISTRAL_REFUSES),
         *(StartCheck(f"unsloth_{part}", together(f"unsloth_{part}"), f"{{unsloth_{part}}} was removed",
-            {f"unsloth_{part}": None}, f"{PLACE}check_deprecated_unsloth_fields") for part in UNSLOTH),
+            {f"unsloth_{part}": None}, f"{PLACE}check_deprecated_unsloth_fields", since="0.17") for part in UNSLOTH),
         _one_of("lr_groups", "loraplus_lr_ratio", f"{PLACE}check_lr_groups"),
         StartCheck("peft_layers_pattern",
             without("peft_layers_pattern", "peft_layers_to_transform"),
@@ -333,8 +333,8 @@ AXOLOTL = Table(
             f"{PLACE}check_pretraining_w_max_steps, check_streaming_w_max_steps")
             for key in ("pretraining_dataset", "streaming")),
         *(StartCheck("val_set_size", together(key, "val_set_size"), f"{{val_set_size}} does not work with {key}",
-            {"val_set_size": 0}, f"{PLACE}check_pretraining_w_val_set_size, check_streaming_w_val_set_size")
-            for key in ("pretraining_dataset", "streaming")),
+            {"val_set_size": 0}, f"{PLACE}check_pretraining_w_val_set_size, check_streaming_w_val_set_size",
+            since=since) for key, since in (("pretraining_dataset", "0.13"), ("streaming", ""))),
         StartCheck("streaming",
             lambda given: given.is_on("streaming", "sample_packing") and given.is_stated("datasets[1]"),
             "{streaming} packs samples of one dataset only", {"sample_packing": False},

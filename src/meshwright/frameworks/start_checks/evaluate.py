@@ -9,7 +9,7 @@ from typing import Any, Literal
 from meshwright.frameworks.start_checks.types import Given, StartCheck, Table, UnresolvedKeyError
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
-from meshwright.rules.rule import Finding
+from meshwright.rules.rule import Finding, Severity
 
 Style = Literal["yaml", "command", "python"]
 
@@ -50,9 +50,11 @@ def _finding(table: Table, check: StartCheck, given: Given, style: Style) -> Fin
     place = next((key for key in (check.key, *changes) if key in given.settings), "")
     at = given.settings[place] if place else next(iter(given.settings.values()), SourcedValue("", 1, ""))
     text = _Shown(given, style).vformat(check.message, (), {})
+    severity: Severity = "warning" if check.since else check.severity  # a file does not say which version reads it
     verb = check.effect or ("refuses to start" if check.severity == "error" else "warns")
+    verb += f" since version {check.since}" if check.since else ""
     fix = tuple(written(key, value, style) for key, value in changes.items())
-    return Finding(check.rule, check.severity, check.key, f"{text}: {table.title} {verb}", fix, at.file, at.line)
+    return Finding(check.rule, severity, check.key, f"{text}: {table.title} {verb}", fix, at.file, at.line)
 
 
 def written_name(key: str, style: Style) -> str:

@@ -80,6 +80,7 @@ class StartCheck(NamedTuple):
     severity: Severity = "error"
     rule: str = "value.invalid"
     effect: str = ""  # what happens, if the program starts: it fails later
+    since: str = ""  # version that added the check to settings that were accepted before: then a warning
 
 
 class Table(NamedTuple):

@@ -46,7 +46,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("machine_rank", default=0, type="int"),
     *_untyped_keys("", "main_process_ip main_process_port gpu_ids main_training_function"),
     ConfigKey("rdzv_backend", default="static", choices=("static", "c10d", "etcd", "etcd-v2")),
-    *_bool_keys("", "same_network use_cpu debug enable_cpu_affinity"),
+    *_untyped_keys("", "same_network use_cpu debug enable_cpu_affinity"),  # any text counts as true: none is refused
     ConfigKey("mixed_precision", choices=("no", "fp16", "bf16", "fp8")),
     ConfigKey("downcast_bf16", note="read on TPUs only"),
     ConfigKey("fp16", type="bool", until="0.10", note="old form of mixed_precision: fp16"),
