@@ -1,14 +1,12 @@
-"""Time gloo's collectives as a step uses them, and print them as points of a measured network.
+"""Time gloo's collectives inside training steps, and print them as points of a measured network (JSON).
 
-    python benchmarks/gloo_times.py RANKS DTYPE DEVICE GAP_S < calls.json
+    python -m benchmarks.gloo_times RANKS RECIPE [KEY=VALUE]...        (on a GPU: the ranks share it)
+    python -m benchmarks.gloo_times RANKS RECIPE [KEY=VALUE]... --smoke      (on CPU, a tiny model)
 
-Every rank is a process of its own and makes the collectives of one recorded step (rehearsal/delays.py: Call) in its
-order, waiting where the step waits, with the same sizes and groups. Before each of them its device computes for GAP_S
-seconds, as in the step. Two collectives that the step has in flight at once share the host here too, and the groups of
-all ranks are busy at the same time. The first passes allocate pinned host memory, which is kept, and are dropped.
-
-A collective lasts from the time at which the last member of its group starts it until the last member has its result on
-its device. The time of a kind and size is the median of its calls; the spread is printed too.
+The ranks train the recipe with the engine's own step. A collective lasts from the time at which the last member of its
+group has its data until the last member has the result on its device. The time of a kind, number of ranks and size is
+the median of its calls; the spread is printed too. Replayed without the step around them, the same collectives took up
+to twice as long on an H200 (2026-11-18): some of 4 MiB took 13 ms instead of 3.
 """
 
 from __future__ import annotations
@@ -16,155 +14,115 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "benchmarks")]
-WARM_UP, PASSES, TIMEOUT_S = 2, 4, 150.0
-MOST_S = 12.0  # of timed passes: fewer are made of slow ones
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-Stamp = tuple[float, float]  # start and end of a collective on one rank
+WARM_UP, STEPS, TIMEOUT_S = 2, 2, 150.0
+KINDS = {
+    "allreduce": "all_reduce",
+    "_allgather_base": "all_gather",
+    "all_gather_single": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+}  # by the method of a process group; torch 2.13 renamed three
 
 
-def replayed(process: Any, dtype: str, gap_s: float, calls: list[Any]) -> list[dict[str, Any]] | None:
-    """Make a step's collectives on this rank some times; return the points on rank 0."""
+class Stamp(NamedTuple):
+    """A collective on one rank."""
+
+    kind: str
+    size: int  # bytes of the larger of input and output
+    ranks: tuple[int, ...]
+    start: float
+    end: float
+
+
+def timed_steps(process: Any, recipe: Any, config: Any) -> list[dict[str, Any]] | None:
+    """Train some steps on this rank; return the points on rank 0."""
     import torch.distributed as dist
 
-    from meshwright.rehearsal.peers import group_of
+    from meshwright.engine.mesh import build_mesh
+    from meshwright.engine.model_families import family_of
+    from meshwright.engine.worker import set_determinism
 
-    world = dist.get_world_size()
-    groups: dict[tuple[int, ...], Any] = {}
-    for members in sorted({tuple(what[2]) for _, what in calls if what}):
-        for one in sorted({group_of(rank, members) for rank in range(world)}):  # every rank makes all groups
-            made = dist.new_group(list(one)) if len(one) < world else dist.group.WORLD
-            if process.rank in one:
-                groups[members] = made
-    run = Replay(process.device, dtype, groups, Work(process.device, gap_s))
-    mine = [run.step(calls) for _ in range(WARM_UP)][:0]
-    begin = time.monotonic()
-    while len(mine) < PASSES and not _enough(time.monotonic() - begin, len(mine)):
-        mine.append(run.step(calls))
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, mine)
-    return points(calls, everyone) if process.rank == 0 else None
+    set_determinism(recipe, process.device)
+    family = family_of(recipe)
+    mesh = build_mesh(recipe.layout, process.device.type)
+    source = family.open_source(recipe, config, False, None)
+    trainer = family.trainer()(recipe, config, mesh, process.device, source, None)
+    for number in range(WARM_UP):
+        trainer.step(number)
+    with recorded(process.device) as stamps:
+        for number in range(WARM_UP, WARM_UP + STEPS):
+            trainer.step(number)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, stamps)
+    trainer.close()
+    return points(everyone) if process.rank == 0 else None
 
 
-def _enough(seconds: float, passes: int) -> bool:
-    """Return whether all ranks stop: they must decide alike."""
+@contextmanager
+def recorded(device: Any) -> Iterator[list[Stamp]]:
+    """Record the collectives of all process groups meanwhile."""
+    import torch.distributed as dist
+
+    stamps: list[Stamp] = []
+    owner: Any = dist.ProcessGroup
+    before = {name: getattr(owner, name) for name in KINDS if hasattr(owner, name)}
+    for name, real in before.items():
+        setattr(owner, name, _recording(real, KINDS[name], device, stamps))
+    try:
+        yield stamps
+    finally:
+        for name, real in before.items():
+            setattr(owner, name, real)
+
+
+def _recording(real: Callable[..., Any], kind: str, device: Any, stamps: list[Stamp]) -> Callable[..., Any]:
     import torch
     import torch.distributed as dist
 
-    vote = torch.tensor(float(passes > 1 and seconds > MOST_S))
-    dist.all_reduce(vote)
-    return bool(vote > 0)
-
-
-class Work:
-    """Matmuls that take a given time on the device, if it is this rank's alone."""
-
-    def __init__(self, device: Any, seconds: float) -> None:
-        import torch
-
-        number = torch.bfloat16 if device.type == "cuda" else torch.float32
-        size = 2048 if device.type == "cuda" else 64
-        self.one = torch.randn(size, size, device=device).to(number)
-        self.count = 16
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            self.run()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        self.count = max(round(seconds * self.count / min(times)), 0)
-
-    def run(self) -> None:
-        """Start them."""
-        for _ in range(self.count):
-            self.one @ self.one
-
-
-class Replay:
-    """The tensors of a step's collectives on one rank."""
-
-    def __init__(self, device: Any, dtype: str, groups: dict[tuple[int, ...], Any], work: Work) -> None:
-        self.device, self.dtype, self.groups, self.work = device, dtype, groups, work
-        self.tensors: dict[tuple[str, int, int], tuple[Any, Any]] = {}
-
-    def step(self, calls: list[Any]) -> dict[int, Stamp]:
-        """Make the collectives once; return when each of them started and ended."""
-        started: dict[int, tuple[float, Any]] = {}
-        found: dict[int, Stamp] = {}
-
-        def end(number: int) -> None:
-            start, work = started.pop(number)
-            work.wait()
-            self._synchronize()
-            found[number] = start, time.perf_counter()
-
-        for number, what in calls:
-            if what:
-                self.work.run()
-                self._synchronize()  # in the step, too, gloo starts when the device has the data
-                started[number] = time.perf_counter(), self._start(*what)
-            elif number in started:
-                end(number)
-        for number in [*started]:
-            end(number)
-        return found
-
-    def _synchronize(self) -> None:
-        import torch
-
-        if self.device.type == "cuda":
+    def synchronize() -> None:
+        if device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def _start(self, kind: str, size: int, members: Sequence[int]) -> Any:
-        import torch.distributed as dist
+    def call(group: Any, *args: Any, **options: Any) -> Any:
+        found = [
+            [one] if isinstance(one, torch.Tensor) else one for one in args if isinstance(one, (torch.Tensor, list))
+        ]
+        tensors = [one for one in found if one and isinstance(one[0], torch.Tensor)]
+        if tensors[0][0].device.type != device.type or group.size() == 1:
+            return real(group, *args, **options)
+        if any(getattr(one, "asyncOp", False) for one in args):
+            raise RuntimeError(f"{kind} is asynchronous: it is not timed")
+        size = max(sum(one.numel() * one.element_size() for one in some) for some in tensors)
+        synchronize()
+        start = time.perf_counter()
+        work = real(group, *args, **options)
+        work.wait()
+        synchronize()
+        stamps.append(Stamp(kind, size, tuple(dist.get_process_group_ranks(group)), start, time.perf_counter()))
+        return work
 
-        from meshwright.engine.collectives import all_gather, reduce_scatter
-
-        full, part = self._of(kind, size, len(members))
-        group = self.groups[tuple(members)]
-        if kind == "all_gather":
-            return all_gather(full, part, group=group, async_op=True)
-        if kind == "reduce_scatter":
-            return reduce_scatter(part, full, group=group, async_op=True)
-        if kind == "all_reduce":
-            return dist.all_reduce(full, group=group, async_op=True)
-        if kind == "all_to_all":
-            return dist.all_to_all_single(full.clone(), full, group=group, async_op=True)
-        raise ValueError(f"gloo is not timed for {kind}; it is for {', '.join(KINDS)}")
-
-    def _of(self, kind: str, size: int, count: int) -> tuple[Any, Any]:
-        import torch
-
-        if (kind, size, count) not in self.tensors:
-            number = torch.bfloat16 if kind == "all_gather" else getattr(torch, self.dtype)
-            number = torch.float32 if size < 64 else number  # losses and norms
-            elements = max(size // number.itemsize // count, 1) * count
-            full = torch.randn(elements, device=self.device).to(number)
-            self.tensors[kind, size, count] = full, full[: elements // count].clone()
-        return self.tensors[kind, size, count]
+    return call
 
 
-def points(calls: list[Any], stamps: Sequence[Sequence[dict[int, Stamp]]]) -> list[dict[str, Any]]:
-    """Return the median seconds by kind, ranks and bytes; `stamps`: by rank, pass and collective."""
-    from meshwright.rehearsal.peers import group_of
-
+def points(by_rank: Sequence[Sequence[Stamp]]) -> list[dict[str, Any]]:
+    """Return the median seconds by kind, ranks and bytes."""
     seconds: dict[tuple[str, int, int], list[float]] = {}
-    for number, what in calls:
-        if not what:
-            continue
-        kind, size, members = what
-        for place in range(len(stamps[0])):
-            for group in sorted({group_of(rank, members) for rank in range(len(stamps))}):
-                of_group = [stamps[rank][place][number] for rank in group]
-                start, end = max(one[0] for one in of_group), max(one[1] for one in of_group)
-                seconds.setdefault((kind, len(members), size), []).append(end - start)
+    for group in sorted({one.ranks for stamps in by_rank for one in stamps}):
+        of_members = ([one for one in by_rank[rank] if one.ranks == group] for rank in group)
+        for calls in zip(*of_members, strict=True):
+            key = (calls[0].kind, len(group), calls[0].size)
+            lasted = max(one.end for one in calls) - max(one.start for one in calls)
+            seconds.setdefault(key, []).append(lasted)
     return [
         {"kind": kind, "ranks": count, "bytes": size, "s": median(found), **_spread(found)}
         for (kind, count, size), found in sorted(seconds.items())
@@ -183,12 +141,16 @@ def _spread(seconds: list[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the points of the calls on standard input."""
+    """Print the points of the recipe on the command line."""
+    from rehearse_h200 import RanksPlan
+
     from meshwright.engine.processes import fork
 
-    world, dtype, device, gap_s = sys.argv[1:5]
-    settings: dict[str, Any] = {"timeout": TIMEOUT_S, "device_type": device, "backend": "gloo"}
-    print(json.dumps(fork(int(world), replayed, dtype, float(gap_s), json.load(sys.stdin), **settings)[0]))
+    smoke = "--smoke" in sys.argv
+    world, *words = (word for word in sys.argv[1:] if word != "--smoke")
+    plan = RanksPlan(words, int(world), smoke)
+    settings: dict[str, Any] = {"timeout": TIMEOUT_S, "device_type": plan.device, "backend": "gloo"}
+    print(json.dumps(fork(int(world), timed_steps, plan.case.recipe, plan.config, **settings)[0]))
 
 
 if __name__ == "__main__":

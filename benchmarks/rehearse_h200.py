@@ -6,9 +6,9 @@
 
 single    jobs of one GPU (cases of benchmarks/results/calibration_set.json): the step that `meshwright bench` measures
           here against `meshwright rehearse`
-ranks     layouts of 2 and 4 ranks that share the GPU over gloo, against the same ranks rehearsed side by side with
-          gloo's measured times (benchmarks/gloo_times.py) as the network: the GPU is shared and ranks wait for each
-          other in both, only the network is simulated
+ranks     layouts of 2 and 4 ranks that share the GPU over gloo, against the same ranks rehearsed side by side. The
+          network is gloo as timed in steps of half the layers (benchmarks/gloo_times.py): the GPU is shared and ranks
+          wait for each other in both, only the network is simulated
 cluster   published or planned multi-GPU runs: step time against the published one, peak memory against the dry run.
           Ours is rehearsed in place of the published engine, with the kernels of attention and loss that it used
 
@@ -30,7 +30,6 @@ import traceback
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,6 @@ class Ranks:
     layout: str
     world: int
     overrides: tuple[str, ...]
-    dtype: str  # of the reductions
     recipe: str = "qwen3_600m_pretrain_config"
     seconds: float = 90.0
 
@@ -75,10 +73,13 @@ class Ranks:
         return f"ranks {self.layout}"
 
     @property
-    def words(self) -> list[str]:
+    def layers(self) -> int:
+        return 16 // self.world  # gloo moves about 1 GB/s
+
+    def words(self, layers: int) -> list[str]:
         batch = 3 * self.world  # three micro batches on every rank, or more with tp
         shared = ("layout.micro_batch_size=1", f"train.global_batch_size={batch}", "layout.recompute=none")
-        shared += (f"architecture.layers={16 // self.world}",)  # gloo moves about 1 GB/s
+        shared += (f"architecture.layers={layers}",)
         changed = {word.partition("=")[0] for word in self.overrides}
         plain = [word for word in PLAIN if word.partition("=")[0] not in changed]
         return [self.recipe, *plain, "data.seq_length=2048", *shared, "kernels.compile=false", *self.overrides]
@@ -141,10 +142,10 @@ ROWS: tuple[Single | Ranks | Cluster, ...] = (
         "99e6b882cf",
     ),
     Cluster("13B on 8 H200, eager", "", kempner("13b_8gpu_fsdp", 4, 128, "kernels.compile=false"), "37f68c32a9"),
-    Ranks("fsdp2 2 ranks", 2, (), "float32"),
-    Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
-    Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
-    Ranks("fsdp2 4 ranks", 4, (), "float32"),
+    Ranks("fsdp2 2 ranks", 2, ()),
+    Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true")),
+    Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true")),
+    Ranks("fsdp2 4 ranks", 4, ()),
     Cluster(
         "Llama 3 8B on 32 H200, fp8, micro batch 2",
         "",
@@ -288,16 +289,13 @@ def dry_run_gib(job: Cluster) -> float | None:
 # --- ranks that share the GPU --------------------------------------------------------------------------------------
 
 
-def measured_gloo(job: Ranks, device: str, tried: Any) -> list[dict[str, Any]]:
-    """Time gloo in a fresh process: ranks that use the GPU can be forked only from one that never asked for it."""
+def measured_gloo(job: Ranks, smoke: bool) -> list[dict[str, Any]]:
+    """Time gloo in steps of a model of half the layers, in a fresh process: one that has used the GPU cannot fork."""
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    calls = [(number, (what.kind, what.size, what.ranks) if what else None) for number, what in tried.calls]
-    started = sum(what is not None for _, what in calls)
-    gap_s = tried.variants["all"].step_s / max(started, 1)  # compute of a step, with a network that takes no time
-    program = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/gloo_times.py")]
+    program = [sys.executable, "-W", "ignore", "-m", "benchmarks.gloo_times", str(job.world)]
     done = subprocess.run(
-        [*program, str(job.world), job.dtype, device, str(gap_s)],
-        input=json.dumps(calls), capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False,
+        [*program, *job.words(job.layers // 2), *(["--smoke"] if smoke else [])],
+        capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False, cwd=ROOT,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"gloo was not timed: {done.stderr[-2000:]}")
@@ -305,16 +303,10 @@ def measured_gloo(job: Ranks, device: str, tried: Any) -> list[dict[str, Any]]:
     return found
 
 
-FREE = [
-    {"kind": kind, "ranks": 2, "bytes": size, "s": 1e-6}
-    for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") for size in (1, 1 << 50)
-]  # fmt: skip
-
-
 class RanksPlan:
-    """The rehearsal of ranks that share the device."""
+    """A recipe for ranks that share the device."""
 
-    def __init__(self, job: Ranks, smoke: bool) -> None:
+    def __init__(self, words: list[str], world: int, smoke: bool) -> None:
         from meshwright import clusters
         from meshwright.api.targets import job_for
         from meshwright.dryrun.run import validate
@@ -323,56 +315,45 @@ class RanksPlan:
         from meshwright.recipes import overrides as override
 
         self.device, self.smoke = "cpu" if smoke else "cuda", smoke
-        self.words = job.words
+        self.words = words
         if smoke:
-            kept = [word for word in job.words if not word.startswith("data.seq_length")]
+            kept = [word for word in words if not word.startswith("data.seq_length")]
             self.words = [*kept, "data.seq_length=64"]
-        gpus = clusters.cluster(f"{job.world}xH200")
+        gpus = clusters.cluster(f"{world}xH200")
         recipe = override.apply(job_for(self.words[0], None, str(gpus), ()).runnable(), self.words[1:])
         family = family_of(recipe)
         self.config = family.config_for(recipe)
         if smoke:
             requested = override.requested(recipe, self.words[1:])
-            recipe, self.config = tiny_recipe(recipe, self.config, job.world, requested)
+            recipe, self.config = tiny_recipe(recipe, self.config, world, requested)
         self.case = validate(recipe, family.spec_of(recipe, self.config), gpus)
-        self.gpu = None if smoke else clusters.cluster("auto").gpu
 
     def task(self, points: list[dict[str, Any]]) -> tuple[Any, Any]:
         """Return the plan and the task of a rank, with a network of measured points."""
+        from meshwright import clusters
         from meshwright.rehearsal.network import MeasuredNetwork
         from meshwright.rehearsal.run import Device, _Plan
 
         network = MeasuredNetwork(points, blocks_host=True, source="gloo")
-        plan = _Plan(self.case, self.config, Device(self.device, self.gpu), network, 1.0, [0], None, 60.0)
+        gpu = None if self.smoke else clusters.cluster("auto").gpu
+        plan = _Plan(self.case, self.config, Device(self.device, gpu), network, 1.0, [0], None, 60.0)
         return plan, plan.task((0, (0,)), None)
 
 
-def trials(jobs: list[Ranks], smoke: bool) -> dict[str, Any]:
-    """Run a step of every job with a network that takes no time, for its collectives and about its compute."""
-    from meshwright.dryrun.ranks import run_parallel
-    from meshwright.rehearsal.rank import rehearse_rank
-
-    if not jobs:
-        return {}
-    tasks = [replace(RanksPlan(job, smoke).task(FREE)[1], fixed_steps=1) for job in jobs]
-    at_once = 1 if smoke else len(jobs)
-    found = run_parallel(rehearse_rank, tasks, at_once, lambda _: None, lambda _: "a rank", children="spawn")
-    return {job.name: one for job, one in zip(jobs, found, strict=True)}
-
-
-def ranks(job: Ranks, smoke: bool, tried: Any) -> dict[str, Any]:
+def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     """Measure ranks that share the GPU over gloo, then rehearse the same ranks side by side."""
     from meshwright.dryrun.ranks import run_parallel
     from meshwright.rehearsal.peers import Peers
-    from meshwright.rehearsal.rank import rehearse_rank
+    from meshwright.rehearsal.rank import ALL, NONE, rehearse_rank
 
-    setup = RanksPlan(job, smoke)
-    row: dict[str, Any] = {"command": shlex.join(["meshwright", "bench", *job.words, "--nproc", str(job.world)])}
+    words = job.words(job.layers)
+    setup = RanksPlan(words, job.world, smoke)
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", "bench", *words, "--nproc", str(job.world)])}
     more = ["--nproc", str(job.world), *(["--tiny"] if smoke else [])]
     measured = command(["bench", *setup.words, f"train.steps={RANK_STEPS + 2}", *more], RANKS_S)
     if "error" in measured:
         return failed(row, measured, "bench")
-    points = measured_gloo(job, setup.device, tried)
+    points = measured_gloo(job, smoke)
     plan, task = setup.task(points)
     peers = Peers(mp.get_context("spawn"), job.world, RANKS_S)
     tasks = [replace(task, fixed_steps=RANK_STEPS, peers=peers.at(place)) for place in range(job.world)]
@@ -381,14 +362,16 @@ def ranks(job: Ranks, smoke: bool, tried: Any) -> dict[str, Any]:
         return {**row, "error": errors[0]}
     from meshwright.rehearsal.compose import TimedRank
 
-    times = [TimedRank(task, result, plan.micro_batches).time("all") for result in found]
+    times, silent = (
+        [TimedRank(task, result, plan.micro_batches).time(variant) for result in found] for variant in (ALL, NONE)
+    )
     totals = found[0].totals
     return {
         **row,
         "measured_s": measured["step_s"],
         "rehearsed_s": max(one.step_s for one in times),
-        "trial_s": tried.variants["all"].step_s,
         "by_rank_s": [one.step_s for one in times],
+        "without_network_s": max(one.step_s for one in silent),
         "collectives": {f"{axis} {kind}": list(values) for (axis, kind), values in totals.items()},
         "measured_parts_s": measured["step_parts_s"],
         "gloo": points,
@@ -434,15 +417,13 @@ def main() -> int:
     kept = json.loads(asked.out.read_text())["rows"] if asked.out.exists() and not asked.again else {}
     wanted = [one for one in ROWS if not asked.only or any(word in one.name for word in asked.only)]
     waiting = [one for one in wanted if one.name not in kept or "error" in kept[one.name]]
-    shared = [one for one in waiting if isinstance(one, Ranks) and not asked.memory]
-    tried = trials(shared, asked.smoke)
     for job in [] if asked.memory else waiting:
         if end - time.monotonic() < job.seconds and not asked.smoke:
             print(f"{job.name:<46} no time left", flush=True)
             continue
         start = time.monotonic()
         try:
-            run = {Single: single, Cluster: cluster, Ranks: partial(ranks, tried=tried.get(job.name))}[type(job)]
+            run = {Single: single, Cluster: cluster, Ranks: ranks}[type(job)]
             row = run(job, asked.smoke)  # type: ignore[operator]
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.gloo_times import points
+from benchmarks.gloo_times import Stamp, points
 
 from meshwright.rehearsal.delays import Collective, HostDelays
 from meshwright.rehearsal.peers import Peers, group_of
@@ -55,6 +55,21 @@ def test_a_collective_starts_when_its_last_member_has_arrived() -> None:
     assert max(ends[2], ends[3]) < min(ends[0], ends[1]) - 0.05
 
 
+def test_a_synchronous_collective_is_carried_out_by_its_caller() -> None:
+    peers = Peers(mp.get_context("spawn"), 1, timeout_s=20)
+    delays = HostDelays(on_gpu=False, peers=peers.at(0))
+    what = Collective("all_gather", 8, (0,), is_async=False)
+    work = delays.place(("tp", ""), 0.05, lambda: 0, None, False, what)[0]
+    assert not work.is_completed()
+    begin = time.perf_counter()
+    work.wait()
+    assert 0.05 <= time.perf_counter() - begin < 0.2
+    assert work.is_completed()
+    assert threading.active_count() == 1, "no thread of a pool"
+    work.wait()
+    assert peers.arrivals[0] == 1, "carried out once"
+
+
 def test_a_rank_that_never_arrives_is_an_error() -> None:
     peers = Peers(mp.get_context("spawn"), 2, timeout_s=0.05)
     work = HostDelays(on_gpu=False, peers=peers).place(
@@ -64,42 +79,30 @@ def test_a_rank_that_never_arrives_is_an_error() -> None:
         work.wait()
 
 
-def test_the_order_of_starts_and_waits_is_recorded() -> None:
-    delays = HostDelays(on_gpu=False)
-    delays.calls = calls = []
-    gather, scatter = Collective("all_gather", 8, (0, 1)), Collective("reduce_scatter", 16, (0, 1))
-    first = delays.place(("dp", ""), 0.0, lambda: 0, None, False, gather)[0]
-    delays.place(("dp", ""), 0.0, lambda: 0, None, False, scatter)[0].wait()
-    first.wait()
-    first.wait()
-    assert calls == [(0, gather), (1, scatter), (1, None), (0, None)]
-
-
 def test_a_collective_lasts_from_its_last_start_to_its_last_end() -> None:
-    calls = [(0, ("all_gather", 8, (0, 1))), (0, None)]
-    by_rank = [[{0: (1.0, 3.0)}, {0: (0.0, 5.0)}, {0: (0.0, 9.0)}], [{0: (2.0, 2.9)}, {0: (1.0, 5.0)}, {0: (1.0, 9.0)}]]
-    (found,) = points(calls, by_rank)
+    times = [[(1.0, 3.0), (0.0, 5.0), (0.0, 9.0)], [(2.0, 2.9), (1.0, 5.0), (1.0, 9.0)]]
+    (found,) = points([[Stamp("all_gather", 8, (0, 1), *one) for one in rank] for rank in times])
     assert (found["kind"], found["ranks"], found["bytes"]) == ("all_gather", 2, 8)
     assert (found["s"], found["most_s"], found["calls"]) == (4.0, 8.0, 3)  # of 1, 4 and 8
 
 
-def test_gloo_is_timed_between_groups_of_real_ranks() -> None:
-    whole, pairs = (0, 1, 2, 3), (0, 2)
-    calls = [
-        (0, ("all_gather", 1 << 16, pairs)),
-        (1, ("reduce_scatter", 1 << 16, whole)),
-        (1, None),
-        (0, None),
-        (2, ("all_reduce", 4, whole)),
-        (2, None),
-    ]
-    words = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/gloo_times.py"), "4", "bfloat16", "cpu", "1e-4"]
-    done = subprocess.run(words, input=json.dumps(calls), capture_output=True, text=True, timeout=300, check=False)
+def test_groups_are_timed_apart() -> None:
+    pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    late = [0.0, 0.0, 5.0, 5.0]  # the second pair starts later; each pair's collective lasts 1 s
+    stamps = [[Stamp("all_reduce", 4, pair, at, at + 1.0)] for pair, at in zip(pairs, late, strict=True)]
+    (found,) = points(stamps)
+    assert (found["s"], found["most_s"], found["calls"]) == (1.0, 1.0, 2)
+
+
+def test_gloo_is_timed_in_steps_of_real_ranks() -> None:
+    recipe = ["qwen3_600m_pretrain_config", "layout.tp=2", "layout.sp=true", "layout.micro_batch_size=1"]
+    changes = ["train.global_batch_size=4", "data.seq_length=64", "architecture.layers=2", "kernels.compile=false"]
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.gloo_times", "2", *recipe, *changes, "--smoke"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [(one["kind"], one["ranks"], one["bytes"]) for one in found] == [
-        ("all_gather", 2, 1 << 16),
-        ("all_reduce", 4, 4),
-        ("reduce_scatter", 4, 1 << 16),
-    ]
-    assert all(0 < one["s"] < 60 for one in found)
+    assert {one["kind"] for one in found} == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert all(0 < one["s"] < 60 and one["ranks"] == 2 for one in found)
+    gathers = sum(one["calls"] for one in found if one["kind"] == "all_gather")
+    scatters = sum(one["calls"] for one in found if one["kind"] == "reduce_scatter")
+    assert gathers > scatters >= 2 * 4 * 2 * 4  # two steps, four micro batches, two layers, four each

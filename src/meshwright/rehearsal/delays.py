@@ -45,11 +45,10 @@ class Collective:
     kind: str = ""
     size: int = 0  # bytes of the larger of a rank's input and output
     ranks: tuple[int, ...] = ()
+    is_async: bool = True  # the caller may do something else before it waits
 
 
 UNNAMED = Collective()
-Call = tuple[int, Collective | None]
-"""The start of a collective with its number in the step; None: the CPU waits for the one of that number."""
 
 
 class FinishedWork(Work):
@@ -131,7 +130,6 @@ class StreamDelays:
 
     def __init__(self, bytes_per_s: float) -> None:
         self.streams: dict[tuple[str, str], Any] = {}
-        self.calls: list[Call] | None = None  # not recorded: nothing waits on the host
         self.wait = waiting_kernel()
         self.bytes_per_s = bytes_per_s  # of the fills, which take part of a collective's time
 
@@ -164,21 +162,40 @@ class StreamDelays:
 class ThreadWork(FinishedWork):
     """A collective that a thread of the host carries out."""
 
-    def __init__(self, done: Future[None], result: Any, on_wait: Callable[[], None] | None) -> None:
+    def __init__(self, done: Future[None], result: Any) -> None:
         super().__init__(result)
-        self.done, self.on_wait = done, on_wait
+        self.done = done
 
     def wait(self, timeout: Any = None) -> bool:
         """Block the caller until its end."""
-        if self.on_wait is not None:
-            self.on_wait()
-            self.on_wait = None
         self.done.result()
         return True
 
     def is_completed(self) -> bool:
         """Whether its end has passed."""
         return self.done.done()
+
+
+class CallerWork(FinishedWork):
+    """A synchronous collective, carried out by the thread that waits for it.
+
+    Handing it to another thread and back took longer than small collectives of gloo do.
+    """
+
+    def __init__(self, carry_out: Callable[[], None], result: Any) -> None:
+        super().__init__(result)
+        self.carry_out: Callable[[], None] | None = carry_out
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Take its time."""
+        carry_out, self.carry_out = self.carry_out, None
+        if carry_out is not None:
+            carry_out()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it was waited for."""
+        return self.carry_out is None
 
 
 class HostDelays:
@@ -188,8 +205,6 @@ class HostDelays:
         self.on_gpu, self.peers = on_gpu, peers
         self.free_s: dict[tuple[str, str], list[float]] = {}
         self.lanes: dict[tuple[str, str], _Lane] = {}
-        self.calls: list[Call] | None = None  # recorded while it is a list
-        self.started = 0  # of the recorded collectives
 
     def place(
         self,
@@ -202,34 +217,32 @@ class HostDelays:
     ) -> tuple[FinishedWork, Any]:
         """Place a collective after the work of the current stream, on the next free thread of its group."""
         fill()
-        if self.on_gpu or self.peers is not None or self.calls is not None:
+        if self.on_gpu or self.peers is not None:
             return self._submit(lane, seconds, result, what), (None, None)
         free_s = self.free_s.setdefault(lane, [0.0] * GLOO_THREADS)
         start = max(time.perf_counter(), min(free_s))
         free_s[free_s.index(min(free_s))] = end = start + seconds
         return HostWork(end, result), (start, end)
 
-    def _submit(self, name: tuple[str, str], seconds: float, result: Any, what: Collective) -> ThreadWork:
+    def _submit(self, name: tuple[str, str], seconds: float, result: Any, what: Collective) -> FinishedWork:
         lane = self.lanes.get(name)
         if lane is None:
             lane = self.lanes[name] = _Lane(len(self.lanes))
         ready = cuda.current_stream().record_event() if self.on_gpu else None
-        done = lane.threads.submit(self._carry_out, ready, lane.number, lane.placed, seconds, what.ranks)
+        carry_out = partial(self._carry_out, ready, lane.number, lane.placed, seconds, what.ranks)
         lane.placed += 1
-        on_wait, calls = None, self.calls
-        if calls is not None:
-            number = self.started
-            self.started += 1
-            calls.append((number, what))
-            on_wait = partial(calls.append, (number, None))
-        return ThreadWork(done, result, on_wait)
+        if not what.is_async:
+            return CallerWork(partial(carry_out, sleep_until), result)
+        return ThreadWork(lane.threads.submit(carry_out, yield_until), result)
 
-    def _carry_out(self, ready: Any, lane: int, number: int, seconds: float, ranks: tuple[int, ...]) -> None:
+    def _carry_out(
+        self, ready: Any, lane: int, number: int, seconds: float, ranks: tuple[int, ...], until: Callable[[float], None]
+    ) -> None:
         """Take some seconds from the time at which the devices of all members have the data."""
         if ready is not None:
             ready.synchronize()
         start = time.perf_counter() if self.peers is None else self.peers.meet(lane, number, ranks)
-        yield_until(start + seconds)
+        until(start + seconds)
 
 
 class _Lane:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-POLL_S = 2e-5
 LANES = 64  # process groups, and directions of sends
 KEPT = 64  # arrivals of a rank on a lane whose times are kept: more than it can be ahead of another
 TIMEOUT_S = 300.0
@@ -54,5 +53,5 @@ class Peers:
         while min(self.arrivals[one] for one in group) <= number:
             if time.monotonic() > end_s:
                 raise RuntimeError(f"a rank that shares the device did not arrive within {self.timeout_s:.0f} s")
-            time.sleep(POLL_S)
+            time.sleep(0)  # only yields: sleeps of 20 µs last three times as long
         return float(max(self.times[one * KEPT + number % KEPT] for one in group))

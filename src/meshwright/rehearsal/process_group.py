@@ -67,7 +67,14 @@ class Simulation:
         self._random: dict[torch.dtype, torch.Tensor] = {}
 
     def collective(
-        self, group: SimulatedGroup, kind: str, size: int, fill: Callable[[], int], result: Any, on: torch.device
+        self,
+        group: SimulatedGroup,
+        kind: str,
+        size: int,
+        fill: Callable[[], int],
+        result: Any,
+        on: torch.device,
+        is_async: bool,
     ) -> FinishedWork:
         """Place a collective of `size` bytes; `fill` writes its outputs and returns the bytes written."""
         if on.type != self.device.type or group.size() == 1:
@@ -87,7 +94,7 @@ class Simulation:
         entry = self.totals.setdefault((reported, kind), [0, 0, 0.0])
         entry[0], entry[1], entry[2] = entry[0] + 1, entry[1] + size, entry[2] + seconds
         lane = (name, kind if kind in ("send", "receive") else "")
-        what, record = Collective(kind, size, members), self.recording is not None
+        what, record = Collective(kind, size, members, is_async), self.recording is not None
         work, (start, end) = self.delays.place(lane, seconds / self.slowdown, fill, result, record, what)
         if self.recording is not None:
             self.recording.append((reported, kind, size, start, end))
@@ -155,18 +162,21 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         found: str = dist.distributed_c10d._world.pg_names[self]
         return found
 
-    def _place(self, kind: str, size: int, fill: Callable[[], int], result: Any, on: torch.Tensor) -> FinishedWork:
-        return self.simulation.collective(self, kind, size, fill, result, on.device)
+    def _place(
+        self, kind: str, size: int, fill: Callable[[], int], result: Any, on: torch.Tensor, opts: Any = None
+    ) -> FinishedWork:
+        is_async = bool(getattr(opts, "asyncOp", True))
+        return self.simulation.collective(self, kind, size, fill, result, on.device, is_async)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> FinishedWork:
         """Leave the tensors as they are."""
-        return self._place("all_reduce", sum(map(_bytes, tensors)), _nothing, tensors, tensors[0])
+        return self._place("all_reduce", sum(map(_bytes, tensors)), _nothing, tensors, tensors[0], opts)
 
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = None) -> FinishedWork:
         """Leave the tensors as they are."""
-        return self._place("broadcast", sum(map(_bytes, tensors)), _nothing, tensors, tensors[0])
+        return self._place("broadcast", sum(map(_bytes, tensors)), _nothing, tensors, tensors[0], opts)
 
     def all_gather_single(self, output: torch.Tensor, part: torch.Tensor, opts: Any = None) -> FinishedWork:
         """Repeat this rank's part."""
@@ -179,7 +189,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
                 output.detach().view(size, -1).copy_(part.detach().reshape(1, -1).expand(size, -1))
             return _bytes(output)
 
-        return self._place("all_gather", _bytes(output), fill, [output], output)
+        return self._place("all_gather", _bytes(output), fill, [output], output, opts)
 
     _allgather_base = all_gather_single
 
@@ -199,7 +209,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
                     output.detach().copy_(parts[0].detach())
             return sum(map(_bytes, outputs[0]))
 
-        return self._place("all_gather", sum(map(_bytes, outputs[0])), fill, outputs, parts[0])
+        return self._place("all_gather", sum(map(_bytes, outputs[0])), fill, outputs, parts[0], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, full: torch.Tensor, opts: Any = None) -> FinishedWork:
         """Keep this rank's part of the input."""
@@ -210,7 +220,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
                 output.detach().view(-1).copy_(part)
             return _bytes(output)
 
-        return self._place("reduce_scatter", _bytes(full), fill, [output], full)
+        return self._place("reduce_scatter", _bytes(full), fill, [output], full, opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -229,7 +239,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
                 outputs[0].detach().copy_(inputs[0][self.rank()].detach())
             return _bytes(outputs[0])
 
-        return self._place("reduce_scatter", sum(map(_bytes, inputs[0])), fill, outputs, outputs[0])
+        return self._place("reduce_scatter", sum(map(_bytes, inputs[0])), fill, outputs, outputs[0], opts)
 
     def all_to_all_single(
         self,
@@ -252,7 +262,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
                     self.simulation.random_like(target[count:])  # tokens of other ranks
             return _bytes(output)
 
-        return self._place("all_to_all", max(_bytes(sent), _bytes(output)), fill, [output], output)
+        return self._place("all_to_all", max(_bytes(sent), _bytes(output)), fill, [output], output, opts)
 
     alltoall_base = all_to_all_single
 
@@ -266,7 +276,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
                         output.detach().copy_(sent.detach())
             return sum(map(_bytes, outputs))
 
-        return self._place("all_to_all", sum(map(_bytes, inputs)), fill, outputs, inputs[0])
+        return self._place("all_to_all", sum(map(_bytes, inputs)), fill, outputs, inputs[0], opts)
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> FinishedWork:
         """Send nothing."""

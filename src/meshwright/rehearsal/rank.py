@@ -85,7 +85,6 @@ class RankResult:
     weights: int = 0  # local elements of all
     totals: dict[tuple[str, str], tuple[float, float, float]] = field(default_factory=dict)  # per step
     spans: list[tuple[str, str, int, float, float]] = field(default_factory=list)
-    calls: list[Any] = field(default_factory=list)  # of a step, if the network blocks the host: delays.Call
     out_of_memory: str = ""
     wall_s: float = 0.0
     device: str = ""
@@ -201,25 +200,25 @@ class _Steps:
         for number in range(WARM_UP):
             is_last = number == WARM_UP - 1
             simulation.recording = [] if is_last and on_one_clock else None
-            simulation.delays.calls = [] if is_last and simulation.network.blocks_host else None
             recorded = self._step()
         clock.synchronize()
         if clock.cuda:
             torch.cuda.reset_peak_memory_stats()
         spans = [(*one[:3], *(self._since(recorded.begin, at) for at in one[3:])) for one in simulation.recording or ()]
-        calls, simulation.recording, simulation.delays.calls = simulation.delays.calls, None, None
+        simulation.recording = None
         simulation.totals.clear()
         if self.task.peers is not None:
             self.task.peers.barrier.wait()
         started, fixed = time.monotonic(), self.task.fixed_steps
         steps, marks = self._timed(fixed or LEAST_STEPS, fixed or MOST_STEPS, min(AFTER_S, self.task.budget_s))
-        found = RankResult({ALL: _measured(steps, clock)}, spans=spans, calls=calls or [])
+        found = RankResult({ALL: _measured(steps, clock)}, spans=spans)
         found.totals = {key: tuple(one / len(steps) for one in entry) for key, entry in simulation.totals.items()}
         if clock.cuda:
             found.allocated = float(torch.cuda.max_memory_allocated())
             found.reserved = float(torch.cuda.max_memory_reserved())
         if fixed:
-            found.variants[NONE] = found.variants[ALL]
+            self._set(NONE)
+            found.variants[NONE] = _measured(self._timed(fixed, fixed, self.task.budget_s)[0], clock)
             return found
         axes = sorted({axis for (axis, _), (_, _, seconds) in found.totals.items() if seconds > 0})
         variants = [NONE] if axes else []
