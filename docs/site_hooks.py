@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.nav import Link, Navigation
+if TYPE_CHECKING:  # mkdocs loads this file; tests read it where mkdocs is not installed
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.nav import Navigation
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
@@ -17,6 +18,8 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages whose source is in the repository root."""
+    from mkdocs.structure.files import File
+
     for page, source in SOURCES.items():
         files.append(File.generated(config, page, content=site_links((ROOT / source).read_text(encoding="utf-8"))))
     return files
@@ -41,6 +44,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
     """Add the link to the plan pages, which `make site` writes above the documentation."""
+    from mkdocs.structure.nav import Link
+
     nav.items.append(Link("Plans and catalogue", "../index.html"))
     return nav
 
@@ -50,6 +55,8 @@ def site_links(text: str) -> str:
 
     def rewrite(match: re.Match[str]) -> str:
         image, label, target, anchor = match.groups()
+        if image and target.startswith(("http://", "https://")):
+            return ""  # a badge: the site loads nothing from other hosts
         if target.startswith(("http://", "https://", "mailto:")):
             return match.group(0)
         if target.startswith("docs/") or target in PAGES:

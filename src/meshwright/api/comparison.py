@@ -556,7 +556,7 @@ def _decides(found: Comparison, best: Side, near: Sequence[Side]) -> str:
     if best.name == found.own:
         return "the file is for it, so nothing has to be converted"
     loses_less = all(len(best.lost_contract) < len(one.lost_contract) for one in near)
-    return "its config loses less of what the result depends on" if near and loses_less else ""
+    return f"{best.name}'s config loses less of what the result depends on" if near and loses_less else ""
 
 
 def _other_criteria(found: Comparison, sides: Sequence[Side]) -> list[str]:

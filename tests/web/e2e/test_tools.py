@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.web import rehearsals
 from tests.web.e2e.test_browser import DROP, EXPLORE, violations
 
@@ -85,3 +86,20 @@ def test_a_search_of_seconds_shows_how_far_it_is(watched: Any) -> None:
     page.wait_for_function("() => document.querySelector('.progress').innerText.includes('counts done')")
     page.wait_for_selector("#answer table")
     assert page.locator(".progress").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [
+        ("/?model=llama3-70b&gpus=64xH100&goal=pretrain", "[aria-label=Changes]"),
+        (EXPLORE, "[aria-label='Table of what was left out']"),
+        (EXPLORE, ".scroll:has(> #layouts-table)"),
+        ("/compare?model=llama3-8b&gpus=8xH100&goal=sft", "[aria-label='Table of engines']"),
+    ],
+)
+def test_on_a_phone_no_column_of_sentences_or_buttons_is_cut(watched: Any, path: str, table: str) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    watched.open(path)
+    wide, seen = page.locator(table).evaluate("(one) => [one.scrollWidth, one.clientWidth]")
+    assert wide <= seen
