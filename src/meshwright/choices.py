@@ -133,8 +133,7 @@ UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
         **{
             name: (
                 f"configs of {title} are not written"
-                + (", and only `meshwright check FILE` reads them" if title.lower() in FRONT_ENDS else "")
-                + "; the nearest are",
+                + (", and only `meshwright check FILE` reads them" if title.lower() in FRONT_ENDS else ""),
                 ("accelerate", "automodel"),
             )
             for name, title in (

@@ -141,6 +141,19 @@ def test_all_unknown_options_are_reported_at_once() -> None:
     assert answer.error["fix"] == ["without report_to output_dir"]
 
 
+def test_the_command_that_replaces_an_option_has_no_other_unknown_option() -> None:
+    answer = call("convert", "run", "--to", "hf", "--out", "merged", "--checkpoint", "best")
+    assert answer.code == 2
+    assert "it writes a Hugging Face folder" in answer.error["message"]
+    answer = call("generate", "run", "--prompt", "Where is my order?", "--zzz_mode", "slow")
+    assert answer.error["fix"] == ["meshwright generate run 'Where is my order?' --json"]
+
+
+def test_an_option_without_a_counterpart_ends_its_sentence() -> None:
+    message = call("doctor", "run.log", "--program", "sft.py").error["message"]
+    assert "meshwright doctor has no such option. Try 'meshwright doctor --help'." in message
+
+
 @pytest.mark.parametrize("value", ["out", "out/checkpoint-500", "out/checkpoints/step-00000020"])
 def test_a_run_resumes_in_its_folder(value: str) -> None:
     for typed in ((f"resume_from_checkpoint={value}",), ("--resume_from_checkpoint", value)):

@@ -142,7 +142,7 @@ def test_small_mistakes_name_what_works(here: Path, meshwright: Any) -> None:
     assert "source=runB: no such file or folder" in moved  # --out is the target
     (here / "lora.toml").write_text(RECIPE)
     other = meshwright("export", "lora.toml", "--to", "axolotl").err
-    assert "configs of Axolotl are not written, and only `meshwright check FILE` reads them; the nearest are" in other
+    assert "configs of Axolotl are not written, and only `meshwright check FILE` reads them; choose acc" in other
     for key in ("eval_split", "test_size"):
         answer = meshwright("check", "lora.toml", f"{key}=0.2")
         assert "unknown key" not in answer.err

@@ -221,3 +221,9 @@ def test_advice_on_uncertain_memory_has_its_cheapest_fix_with_its_cost() -> None
             slower = after / float(plan.estimate.step_s) - 1
             assert (f"takes {slower:.0%} longer" in one.message) == (slower >= 0.05)
             assert slower < 0.2
+
+
+def test_advice_on_uncertain_memory_shards_weights_again_before_it_recomputes_more() -> None:
+    found = library.recommend("qwen3-14b", gpus="4xL40S", goal="qlora", seq=8192)
+    fix = next(one.fix for one in found.findings if one.rule == "memory.uncertain")
+    assert fix == ("layout.reshard_after_forward=true",)

@@ -43,6 +43,8 @@ COMMAND_WORDS = {
     "help": "--help",
 }
 """Words that other tools use for our commands."""
+FORMAT_OPTIONS = ("to", "format", "output_format", "save_method", "outtype")
+CONVERTS = "it writes a Hugging Face folder; convert_hf_to_gguf.py of llama.cpp makes a GGUF file of it"
 SHORT_OPTIONS = {
     "-w": "nodelist",
     "-x": "exclude",
@@ -81,7 +83,8 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
         more = "".join(f"{one} is none either; {about}" for one, (about, _) in others.items())
         if others:  # corrected at once
             near = _at_once({typed: near, **{one: found for one, (_, found) in others.items()}}, context, arguments)
-        reason = f"{command} has no such option; {hint}{more}{own_help}"
+        about_all = f"{hint}{more}"
+        reason = f"{command} has no such option{'; ' if about_all else '. '}{about_all}{own_help}"
         return InputError(reason, field="option", value=typed, fix=near or [f"{command} --help"])
     words = [word for word in arguments[1:] if not word.startswith("-")]
     takes_query = context is not None and any(one.name == "query" for one in context.command.params)
@@ -102,6 +105,8 @@ def _at_once(fixes: Mapping[str, Sequence[str]], context: Any, arguments: Sequen
     left_out = [one.removeprefix("without ") for one in first if one.startswith("without ")]
     commands = [one for one in first if one.startswith("meshwright ")]
     written = " ".join(one for one in first if not one.startswith(("without ", "meshwright ")))
+    if commands and not written:  # they leave out what the command does not have
+        return commands
     return [*([written] if written else [f"without {' '.join(left_out)}"] if left_out else []), *commands]
 
 
@@ -161,6 +166,8 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         meant = shlex.join(["meshwright", *(rest or ["COMMAND"]), option])
         return f"it goes behind the command: {meant}. ", [meant]
     name = SHORT_OPTIONS.get(option, option.lstrip("-").replace("-", "_").lower())
+    if context is not None and context.command.name == "convert" and name in FORMAT_OPTIONS:
+        return f"{CONVERTS}. ", [f"without {option}"]
     for one in parameters:
         if isinstance(one, click.Argument) and one.name == name and one.nargs == 1:
             meant = _as_argument(option, one, context, arguments)
@@ -220,13 +227,25 @@ def _as_argument(option: str, argument: click.Argument, context: Any, arguments:
     value = _value_of(option, arguments)
     places = [one.name for one in context.command.params if isinstance(one, click.Argument)]
     before, depth = places.index(argument.name), len(context.command_path.split()) - 1
-    rest = [word for word in arguments if word != option and not word.startswith(f"{option}=")][depth:]
+    kept = _without(arguments, [one for one in _unknown_options(context, arguments) if one != option])
+    rest = [word for word in kept if word != option and not word.startswith(f"{option}=")][depth:]
     if value in rest and not any(word.startswith(f"{option}=") for word in arguments):
         rest.remove(value)
     leading = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     if not value or leading < before:
         return f"{context.command_path} {value or argument.make_metavar(context).strip('[]')}"
     return shlex.join([*context.command_path.split(), *rest[:before], value, *rest[before:]])
+
+
+def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return a command line without some options and what was typed as their values."""
+    found, skips = [], False
+    for word in arguments:
+        is_option = word.partition("=")[0] in options
+        if not is_option and not (skips and not word.startswith("--")):
+            found.append(word)
+        skips = is_option and "=" not in word
+    return found
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:

@@ -32,7 +32,12 @@ REQUIRED = ("fastapi", "uvicorn", "jinja2")
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Concurrent searches.")
 @click.option("--hub", is_flag=True, help="Read hub ids outside the catalogue from this machine's cache or the hub.")
 @click.option("--export", metavar="DIR", help="Write the catalogue as static files instead.")
-@click.option("--plans", multiple=True, metavar="PLAN", help="Export plans: popular, or MODEL:GPUS:GOAL; repeat it.")
+@click.option(
+    "--plans",
+    multiple=True,
+    metavar="PLAN",
+    help="Export plans beside the catalogue: popular, or MODEL:GPUS:GOAL; repeat it.",
+)
 @click.option("--url", default="", metavar="URL", help="Address of the exported site, for link previews.")
 @click.option("--docs", default="", metavar="URL", help="Link exported pages to this documentation.")
 @as_json

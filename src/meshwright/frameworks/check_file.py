@@ -336,17 +336,39 @@ def as_in_files(finding: Finding) -> Finding:
 
 
 def _downgrade_within_error(finding: Finding, cases: Sequence[Case]) -> Finding:
-    """Downgrade a memory peak to a warning if a candidate cluster fits it within the error of the estimate."""
+    """Downgrade a memory peak to a warning if a candidate case fits it within the error of the estimate.
+
+    The candidates are clusters, and values of fields that only the program sets: of these the largest that may fit is
+    named, since the peak in the message is that of the first.
+    """
     if finding.rule != "memory.peak":
         return finding
-    for case in cases:
-        estimate = costs.estimate(case)
-        error = estimate.band.memory_pct
-        if estimate.memory.total * (1 - error / 100) <= estimate.memory.capacity:
-            where = "" if case is cases[0] else f" on {case.cluster.gpu.name}"
-            message = f"{finding.message}, within the error of the estimate (±{error:.0f} %){where}"
-            return msgspec.structs.replace(finding, severity="warning", message=message)
-    return finding
+    estimates = [costs.estimate(case) for case in cases]
+    fitting = [
+        (float(one.memory.total), case, one.band.memory_pct)
+        for case, one in zip(cases, estimates, strict=True)
+        if one.memory.total * (1 - one.band.memory_pct / 100) <= one.memory.capacity
+    ]
+    if not fitting:
+        return finding
+    first = cases[0]
+    near = next((error for _, case, error in fitting if case is first or case.cluster is not first.cluster), None)
+    if near is not None:
+        case = next(case for _, case, _ in fitting if case is first or case.cluster is not first.cluster)
+        where = "" if case is first else f" on {case.cluster.gpu.name}"
+        message = f"{finding.message}, within the error of the estimate (±{near:.0f} %){where}"
+        return msgspec.structs.replace(finding, severity="warning", message=message)
+    total, case, error = max(fitting, key=lambda one: one[0])
+    names = [name for name in recipe_fields() if field_value(case.recipe, name) != field_value(first.recipe, name)]
+    assumed, lean = (
+        " ".join(f"{name}={text_of(field_value(one.recipe, name))}" for name in names) for one in (first, case)
+    )
+    open_fields = " ".join(f"{name}=VALUE" for name in names)
+    message = (
+        f"{finding.message} with {assumed}, which is assumed; with {lean} it is {total:.1f} GiB (±{error:.0f} %) and "
+        f"may fit: write {open_fields}"
+    )
+    return msgspec.structs.replace(finding, severity="warning", message=message)
 
 
 def _downgrade_assumed(finding: Finding, assumed: Sequence[str], cases: Sequence[Case]) -> Finding:

@@ -36,13 +36,13 @@ def keep_program(
     expanded = {word for word, one in zip(words, program.argv, strict=True) if one.unresolved and _is_expanded(word)}
     named = str(getattr(program.given.get("deepspeed") or program.given.get("deepspeed_config"), "value", ""))
     words = [config if named and word == named else word for word in words]
-    if program.fixed_in:  # it would ignore flags
+    if fixed := {name: value for name, value in changes.items() if program.place_in_code(name)}:  # ignores flags
         by_argument = {argument: field for field, argument in program.sources.items()}
         lost += [
             UnmappedField(by_argument.get(name, name), value, f"set it in {program.formatted(name, value)[0]}")
-            for name, value in changes.items()
+            for name, value in fixed.items()
         ]
-        changes = {}
+        changes = {program.takes.get(name, name): value for name, value in changes.items() if name not in fixed}
     for name, value in changes.items():
         words = _replaced(words, name, value)
     data: dict[str, str] = {}

@@ -34,6 +34,16 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, several: one in several,
+    ast.NotIn: lambda one, several: one not in several,
+}
 STARTS = (
     "Fire",
     "run",
@@ -111,6 +121,11 @@ class ProgramValues:
             return OPERATORS[type(node.op)](left, right)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return not self._value(node.operand, options, depth + 1)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+            left, right = (self._value(one, options, depth + 1) for one in (node.left, node.comparators[0]))
+            return COMPARISONS[type(node.ops[0])](left, right)
+        if isinstance(node, ast.BoolOp):
+            return self._either(node, options, depth + 1)
         if isinstance(node, ast.IfExp):
             return self._value(node.body if self._value(node.test, options, depth + 1) else node.orelse, options, depth)
         if isinstance(node, ast.Subscript) and ast.unparse(node) not in self.changed:
@@ -125,6 +140,15 @@ class ProgramValues:
                 if key is not None
             }
         raise _UnknownValueError
+
+    def _either(self, node: ast.BoolOp, options: list[str], depth: int) -> Any:
+        """Return the value of `and` or `or`, up to the operand that decides it."""
+        ends = isinstance(node.op, ast.Or)
+        for one in node.values[:-1]:
+            value = self._value(one, options, depth)
+            if bool(value) is ends:
+                return value
+        return self._value(node.values[-1], options, depth)
 
     def _named(self, node: ast.Name, options: list[str], depth: int) -> Any:
         if node.id in self.constants:
@@ -240,6 +264,7 @@ class _Option(msgspec.Struct, frozen=True):
     name: str
     default: ast.expr | None
     kind: str = ""
+    is_switch: bool = False  # whether it has no value
 
 
 def constants(nodes: list[ast.AST]) -> dict[str, ast.expr]:
@@ -292,7 +317,7 @@ def _options(nodes: list[ast.AST]) -> dict[str, list[_Option]]:
             if default is not None and ast.unparse(default) == "None":
                 default = None  # the program decides
             kind = ast.unparse(words["type"]) if "type" in words else ""
-            found.setdefault(name, []).append(_Option(flag, default, kind))
+            found.setdefault(name, []).append(_Option(flag, default, kind, action in SWITCHES))
     return found
 
 

@@ -39,10 +39,11 @@ from meshwright.frameworks.trainer_fields import (
     is_trl,
     read_arguments,
 )
-from meshwright.frameworks.trainer_files import file_arguments, parses_arguments, written_arguments
+from meshwright.frameworks.trainer_files import file_arguments, own_options, parses_arguments, written_arguments
 from meshwright.frameworks.trl_data import is_trl_script
 from meshwright.frameworks.trl_rows import has_completions
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
+from meshwright.frameworks.unused_adapters import ADAPTERS, without_adapters
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.hugging_face import refused_kernel
 from meshwright.recipes.overrides import PRETRAINED
@@ -54,8 +55,6 @@ Arguments = Mapping[str, SourcedValue]
 MODELS = MODEL_ARGUMENTS
 CONFIG = "config_name"  # the sizes of a model that starts from random weights
 LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_seq_len")
-ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit",
-    "load_in_8bit")  # fmt: skip
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")  # read with the config
 PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
 """Recipe fields that only the program sets."""
@@ -72,7 +71,9 @@ class CommandArguments(msgspec.Struct, frozen=True):
     """The arguments that a started program has."""
 
     arguments: Arguments
-    fixed_in: str = ""  # the program, if it parses no arguments
+    fixed_in: str = ""  # the program, if its own code sets arguments
+    takes: Mapping[str, str] = {}  # argument → the program's option that sets it
+    switches: tuple[str, ...] = ()  # options of it without a value
     findings: tuple[Finding, ...] = ()
 
 
@@ -214,11 +215,16 @@ def command_arguments(
     """
     if own is None:
         return CommandArguments(given)
-    if parses_arguments(own):
-        return CommandArguments({**file_arguments(own, given), **given})
-    stated = file_arguments(own)
+    parses = parses_arguments(own)
+    stated = file_arguments(own, given) if parses else file_arguments(own)
     changed = {name: SourcedValue(_python(text), 0, own.path) for name, text in assigned.items() if text is not None}
     stated = {name: one for name, one in {**stated, **changed}.items() if assigned.get(name, "") is not None}
+    if parses:
+        options = own_options(own)
+        takes = {name: name for name in options}
+        takes |= {name: flag for name, one in stated.items() if (flag := one.default_of.removeprefix("--")) in options}
+        switches = tuple(name for name, is_switch in options.items() if is_switch)
+        return CommandArguments({**stated, **given}, _place(own) if options else "", takes, switches)
     findings = tuple(_ignored(framework, own, stated, given))
     return CommandArguments(stated, fixed_in=_place(own), findings=findings)
 
@@ -333,6 +339,7 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     `fine_tuning`: the program fine-tunes though no argument names a model. `script` is its name. `trl`: it constructs
     TRL's arguments.
     """
+    args = without_adapters(args)
     model = next((_model_named(str(args[name].value)) for name in (*MODELS, CONFIG) if name in args), None)
     tuned = is_on(args, *ADAPTERS) or str(getattr(args.get("finetuning_type"), "value", "")) == "lora"
     plain = is_on(args, PLAIN_TEXT) and not tuned

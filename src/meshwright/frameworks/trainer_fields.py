@@ -50,6 +50,7 @@ CONCATENATES = "group_texts"  # the function of run_clm, also in programs made f
 PLAIN_TEXT = "plain_text"  # an exported program that pretrains, also from existing weights
 SAMPLE_LENGTHS = "sample_lengths"  # different lengths that a program tokenizes with
 UNUSED_ADAPTERS = "unused_peft_config"  # the change that would use a LoraConfig that a program passes to nothing
+ADAPTERS_OFF = "adapters"  # the test that skips the only LoraConfig of a program with the options it is started with
 NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs without data for evaluations
 LOADED_BY_TRL = "model_init_kwargs"  # a model that TRL's trainer gets by name, and loads in fp32 without a dtype
 LOADED_BY_UNSLOTH = "fast_model"  # Unsloth's class that loads a model: without a dtype in that of the GPU
@@ -60,6 +61,7 @@ OWN = (
     CONCATENATES,
     NO_VALIDATION_DATA,
     UNUSED_ADAPTERS,
+    ADAPTERS_OFF,
     SAMPLE_LENGTHS,
     "deepspeed",
     "deepspeed_config",

@@ -16,6 +16,7 @@ from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.program_values import ProgramValues
 from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN, file_of
 from meshwright.frameworks.trainer_fields import (
+    ADAPTERS_OFF,
     CONCATENATES,
     LANGUAGE_MODELING,
     LOADED_BY_TRL,
@@ -28,12 +29,15 @@ from meshwright.frameworks.trainer_fields import (
     WEIGHT_DTYPES,
 )
 from meshwright.frameworks.types import SourcedValue
+from meshwright.frameworks.untaken_branches import Test, skipping, untaken_calls
+from meshwright.frameworks.unused_adapters import BITS
 from meshwright.recipes.key_maps.hugging_face import is_attention_kernel
 
 TRAINER = "Trainer"
 TRAINERS = ("TrainingArguments", "SFTConfig", "SFTTrainer")
 FINE_TUNES = "SFTConfig"
 ADAPTERS = "LoraConfig"
+PASSED = "peft_config"  # the argument of TRL's trainers
 QUANTIZED = "BitsAndBytesConfig"
 LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP = (
     "from_pretrained",
@@ -174,7 +178,13 @@ def _stated_arguments(read: _ProgramRead) -> dict[str, SourcedValue]:
             found[name] = setting
 
     unused = {} if WRITTEN in content.text else _unused_adapters(tree)
+    untaken = untaken_calls(tree, program)
     for call, name in _calls(tree):
+        if call in untaken:
+            for word in call.keywords if name == QUANTIZED else ():
+                if word.arg in BITS:
+                    found.setdefault(word.arg, _off(False, call, untaken[call], content))
+            continue
         if call in unused:
             found[UNUSED_ADAPTERS] = SourcedValue(unused[call], call.lineno, content.path)
             continue
@@ -207,6 +217,8 @@ def _stated_arguments(read: _ProgramRead) -> dict[str, SourcedValue]:
             found[TRL_LOSSES[0]] = SourcedValue(True, call.lineno, content.path)
         for option, node in _load_options(call, program):
             add(option, node)
+    if found and (off := _adapters_off(tree, program, untaken, content)) is not None:
+        found[ADAPTERS_OFF] = off
     if found and (trainer := _without_validation_data(tree)) is not None:
         found[NO_VALIDATION_DATA] = SourcedValue(ast.unparse(trainer.func), trainer.lineno, content.path)
     kernel = found.get("attn_implementation")
@@ -230,6 +242,34 @@ def _stated_arguments(read: _ProgramRead) -> dict[str, SourcedValue]:
         if WRITTEN in content.text:
             found[PLAIN_TEXT] = SourcedValue(True, line, content.path)
     return found
+
+
+def _off(value: Any, node: ast.expr, test: Test, content: Content) -> SourcedValue:
+    return SourcedValue(value, node.lineno, content.path, default_of=", ".join(test.options))
+
+
+def _adapters_off(
+    tree: ast.Module, program: ProgramValues, untaken: Mapping[ast.Call, Test], content: Content
+) -> SourcedValue | None:
+    """Return why a program that can add adapters adds none with the options it is started with; None if it does."""
+    calls = list(_calls(tree))
+    made = [call for call, name in calls if name == ADAPTERS]
+    used = [call for call, name in calls if name == ADAPTED]
+    passed = [word.value for call, _ in calls if call not in untaken for word in call.keywords if word.arg == PASSED]
+    tests = {call: untaken[call] for call in (*made, *used) if call in untaken}
+    for node in passed:
+        known = program.find(node)
+        if known is not None and known.value is None and isinstance(node, ast.IfExp):
+            tests |= {call: skipping(node, known.options) for call in made}
+            passed = [one for one in passed if one is not node]
+    is_off = bool(made or used) and (
+        (bool(made) and all(call in tests for call in made))
+        or (bool(used) and all(call in tests for call in used) and not passed)
+    )
+    if not is_off:
+        return None
+    call, test = next((call, tests[call]) for call in (*made, *used) if call in tests)
+    return _off(f"none without {test.switch or test.text}", call, test, content)
 
 
 def _counts_every_token(tree: ast.Module, content: Content) -> bool:
@@ -366,6 +406,27 @@ def parses_arguments(content: Content) -> bool:
                 except (InputError, OSError):
                     return True
     return False
+
+
+OPEN_PARSERS = ("HfArgumentParser", "TrlParser", "parse_known_args", "add_argument_group", "argv", "exec", "eval")
+"""Names of a program whose parser may take more than the options that its own file adds."""
+
+
+def own_options(content: Content) -> dict[str, bool]:
+    """Return the options of a program whose argparse parser takes no others, and whether each has no value.
+
+    A program whose parser may take more options has none here.
+    """
+    try:
+        tree = ast.parse(content.text)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    closed = "ArgumentParser" in named and "parse_args" in named and not named & {*OPEN_PARSERS}
+    if not closed or any(_modules_beside(content, set(_imports(tree)))):
+        return {}
+    return {one.name: one.is_switch for several in ProgramValues(tree).options.values() for one in several}
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:

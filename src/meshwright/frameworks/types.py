@@ -50,7 +50,9 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     is_front_end: bool = False  # whether only the arguments in written_keys can be given
     is_command: bool = False  # whether a front end's keys are flags of its command
     repeats: Mapping[str, str] = {}  # key of the config → the argument that must have the same value
-    fixed_in: str = ""  # the program, if it parses no arguments: its own code sets them
+    fixed_in: str = ""  # the program, if its own code sets arguments: it parses none, or only options of its own
+    takes: Mapping[str, str] = {}  # argument → the option of such a program that sets it
+    switches: tuple[str, ...] = ()  # options of such a program without a value
 
     def formatted(self, name: str, value: Any) -> tuple[str, ...]:
         """Return an argument as the program is given it: a flag of a command, a keyword in Python, or lines of a file.
@@ -61,12 +63,23 @@ class ProgramArguments(msgspec.Struct, frozen=True):
         """
         if self.is_front_end:
             return self._in_front_end(name, value)
-        if self.fixed_in:
-            return (f"{self.fixed_in}: " + (f"without {name}" if value is None else f"{name}={value!r}"),)
+        if place := self.place_in_code(name):
+            return (f"{place}: " + (f"without {name}" if value is None else f"{name}={value!r}"),)
+        name = self.takes.get(name, name)
+        if name in self.switches:
+            return (f"--{name}" if value else f"without --{name}",)
         name = f"--{name}" if self.argv else name
         if value is None:
             return (f"without {name}",)
         return (f"{name} {value}" if self.argv else f"{name}={value!r}",)
+
+    def place_in_code(self, name: str) -> str:
+        """Return the program whose code sets an argument, so that a flag of the command cannot; empty if one can."""
+        if name in self.takes:
+            return ""
+        stated = self.given.get(name)
+        in_code = bool(self.argv) and stated is not None and stated.file.endswith(".py") and not stated.default_of
+        return self.fixed_in or (stated.file if in_code and stated is not None else "")
 
     def _in_front_end(self, name: str, value: Any) -> tuple[str, ...]:
         key = self.written_keys.get(name)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from meshwright.frameworks.trainer_fields import ROWS
+import msgspec
+
+from meshwright.frameworks.trainer_fields import ADAPTERS_OFF, ROWS
 from meshwright.frameworks.types import SourcedValue
 from meshwright.rules.rule import Finding
 
 BITS = ("load_in_4bit", "load_in_8bit")  # of the frozen weights
+ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", *BITS)
 PEFT_CONFIG = 'peft_config=LoraConfig(task_type="CAUSAL_LM")'  # of TRL's trainers
 _ADAPTERS = re.compile(r"peft|lora|adapter", re.IGNORECASE)
 EMPTY = ("", "none", "null", "false")
@@ -23,6 +26,28 @@ def is_of_adapters(argument: str) -> bool:
 def names_adapters(program: str) -> bool:
     """Return whether a program may add adapters: by peft, by a library on top of it, or by a function of its own."""
     return _ADAPTERS.search(program) is not None
+
+
+def without_adapters(arguments: Mapping[str, SourcedValue]) -> Mapping[str, SourcedValue]:
+    """Return the arguments without those of adapters if the program adds none with them."""
+    if ADAPTERS_OFF not in arguments:
+        return arguments
+    return {name: one for name, one in arguments.items() if not is_of_adapters(name) and name not in ADAPTERS}
+
+
+def unused_of_program(arguments: Mapping[str, SourcedValue], given: Collection[str]) -> Iterator[Finding]:
+    """Yield that options of adapters, and of quantized weights, were given without the one that adds adapters."""
+    off = arguments.get(ADAPTERS_OFF)
+    if off is None:
+        return
+    turned_on = str(off.value).removeprefix("none without ")
+    names = [name for name in given if is_of_adapters(name)]
+    is_option = turned_on.startswith("--")
+    for one in (
+        *unused_adapters(arguments, names, turned_on, is_meant=False, flag="--"),
+        *quantized_without_adapters(arguments, turned_on, ""),
+    ):
+        yield one if is_option else msgspec.structs.replace(one, fix=())
 
 
 def unused_adapters(

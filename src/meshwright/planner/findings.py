@@ -146,7 +146,9 @@ def _with_cost(finding: Finding, case: Case, typed: frozenset[str]) -> Finding:
 
 
 def _milder(case: Case) -> Iterator[Change]:
-    """Yield changes that free some memory: recompute of more modules, or half of the micro batch."""
+    """Yield changes that free memory: weights sharded again, recompute of more modules, half of the micro batch."""
+    if case.strategy == "fsdp2" and not bool(case.reshard_after_forward):
+        yield {"reshard_after_forward": True}
     for modules in module_sets(case):
         yield {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
     yield {"recompute": "full", "recompute_modules": (), "recompute_layers": 0}

@@ -208,5 +208,5 @@ def _plain(value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = str(value) or "empty"
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

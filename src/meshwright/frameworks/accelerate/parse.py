@@ -66,6 +66,7 @@ from meshwright.frameworks.unused_adapters import (
     names_adapters,
     quantized_without_adapters,
     unused_adapters,
+    unused_of_program,
 )
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
@@ -148,10 +149,19 @@ def detect(content: Content) -> int:
     return 2 if _trainer_launch(content) is not None else 0
 
 
+def with_program(config: str) -> str:
+    """Return the note of a config without its program: how both are checked together."""
+    command = f"accelerate launch --config_file {Path(config).name} PROGRAM.py"
+    return f"the program is not part of this file: write its command, {command}, into a file run.sh, and check run.sh"
+
+
 def parse(content: Content) -> ParsedConfig:
     if content.settings:
         written = written_beside(content)
-        return _of_program(content, written) if written else _parsed(content, content.settings, GpuRequest(), {})
+        if written:
+            return _of_program(content, written)
+        parsed = _parsed(content, content.settings, GpuRequest(), {})
+        return msgspec.structs.replace(parsed, notes=(*parsed.notes, with_program(content.path)))
     if content.format == "python":
         config = config_beside(content)
         return _of_program(open_file(config), content) if config else _of_program_alone(content)
@@ -193,7 +203,9 @@ def parse(content: Content) -> ParsedConfig:
     if not trl and _has_own_loop(content, launch):
         findings = tuple(one for one in parsed.findings if one.rule != DOUBLE)
         parsed = msgspec.structs.replace(parsed, findings=findings)
-    program = msgspec.structs.replace(parsed.program, argv=launch.argv, fixed_in=command.fixed_in)
+    program = msgspec.structs.replace(
+        parsed.program, argv=launch.argv, fixed_in=command.fixed_in, takes=command.takes, switches=command.switches
+    )
     typed = parse_arguments(launch.args)
     by_trl = is_by_trl(script)  # its table has all of its arguments
     refused = (*refused_arguments("accelerate", typed, own), *(() if by_trl else unknown_arguments(typed, own)))
@@ -421,6 +433,8 @@ def _parsed(
         names = [name for name in given if is_of_adapters(name)]
         findings = (*findings, *unused_adapters(given, names, "--use_peft", is_meant=False, flag="--"))
         findings = (*findings, *quantized_without_adapters(given, "--use_peft", "--"))
+    from_command = [name for name, one in given.items() if not one.file.endswith(".py")]
+    findings = (*findings, *unused_of_program(given, from_command))
     inner = None
     if type_name == "DEEPSPEED":
         inner = _read_deepspeed_config(content, effective, arguments, fine_tuning, script, trl)

@@ -144,7 +144,9 @@ def parse(content: Content) -> ParsedConfig:
     filled = _fill_auto(settings, trainer_arguments, trl or is_trl(arguments, script))
     parsed = _parsed(content, filled, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(_with_fills(parsed, settings, trainer_arguments), argv=launch.argv)
-    program = msgspec.structs.replace(program, fixed_in=command.fixed_in)
+    program = msgspec.structs.replace(
+        program, fixed_in=command.fixed_in, takes=command.takes, switches=command.switches
+    )
     note = () if own is None else (f"the arguments of the program are read from {own.path}",)
     return msgspec.structs.replace(
         parsed,

@@ -53,8 +53,16 @@ def _finding(table: Table, check: StartCheck, given: Given, style: Style) -> Fin
     severity: Severity = "warning" if check.since else check.severity  # a file does not say which version reads it
     verb = check.effect or ("refuses to start" if check.severity == "error" else "warns")
     verb += f" since version {check.since}" if check.since else ""
-    fix = tuple(written(key, value, style) for key, value in changes.items())
+    fix = tuple(_in_its_place(key, value, given, style) for key, value in changes.items())
     return Finding(check.rule, severity, check.key, f"{text}: {table.title} {verb}", fix, at.file, at.line)
+
+
+def _in_its_place(key: str, value: Any, given: Given, style: Style) -> str:
+    """Return a change as its own place writes it: a value in the code of a program is no flag of its command."""
+    setting = given.settings.get(key)
+    if style == "command" and setting is not None and setting.file.endswith(".py") and not setting.default_of:
+        return f"{setting.file}: {written(key, value, 'python')}"
+    return written(key, value, style)
 
 
 def written_name(key: str, style: Style) -> str:
