@@ -99,3 +99,72 @@ def test_flags_that_no_checkout_has(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = warnings(result)
     assert errors(result) == set()
     assert found >= {("key.unknown", "varlen_budget"), ("key.removed", "use_legacy_models")}
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[data]
+dataset_path = "org/cells"
+[training]
+local_batch_size = 1
+seq_len = 2048
+steps = 100
+[freezing]
+percentile = 80
+[checkpoint]
+enable_checkpoint = true
+"""
+BUILDS = (
+    "class JobConfig:\n    def parse(self):\n        for k, v in args.items():\n            type(k.title(), (), v)\n"
+)
+LOADS = "class ConfigManager:\n    def _dict_to_dataclass(self, cls, data):\n        {}\n"
+TITAN_LOADERS = {
+    "argparse": {"torchtitan/config_manager.py": f'{BUILDS}parser.add_argument("--data.dataset_path", type=str)\n'},
+    "dataclasses": {
+        "torchtitan/train.py": "",
+        "torchtitan/config/manager.py": LOADS.format("return cls(**{one: data.get(one) for one in fields})"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", TITAN_LOADERS)
+def test_keys_that_the_loader_of_a_checkout_ignores(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checked(TITAN, "a.toml", TITAN_LOADERS[name], tmp_path, monkeypatch)
+    ignored = [one for one in found.findings if "this checkout ignores keys" in one.message]
+    assert not errors(found)
+    assert {one.field for one in ignored} >= {"freezing.percentile", "checkpoint.enable_checkpoint"}
+    assert ("data.dataset_path" in {one.field for one in ignored}) == (name == "dataclasses")  # the parser has it
+
+
+def test_unknown_keys_that_the_loader_of_a_checkout_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rejects = LOADS.format("if invalid_fields := set(data) - names:\n            raise ValueError(invalid_fields)")
+    source = {"torchtitan/train.py": "", "torchtitan/config/manager.py": rejects}
+    found = checked(TITAN, "a.toml", source, tmp_path, monkeypatch)
+    assert {("key.unknown", "data.dataset_path"), ("key.unknown", "freezing.percentile")} <= errors(found)
+
+
+def test_a_misspelled_key_that_the_loader_ignores_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TITAN.replace("local_batch_size", "local_batch_sise")
+    found = checked(text, "a.toml", TITAN_LOADERS["argparse"], tmp_path, monkeypatch)
+    assert ("key.unknown", "training.local_batch_sise") in errors(found)
+
+
+def test_a_model_of_a_checkout_named_by_its_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {**TITAN_LOADERS["argparse"], "torchtitan/models/vlm.py": 'SPEC = TrainSpec(name="org/vlm-7b")\n'}
+    found = checked(TITAN.replace('"llama3"', '"org/vlm-7b"'), "a.toml", source, tmp_path, monkeypatch)
+    assert not errors(found)
+
+
+def test_a_script_that_starts_another_copy_is_not_checked_with_the_flags_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"megatron/training/arguments.py": ARGUMENTS}
+    flags = MEGATRON.replace("--varlen-budget 4", "--xielu --ademamix-alpha 4").replace("--use-legacy-models", "")
+    elsewhere = flags.replace("pretrain_gpt.py", "/scratch/$USER/Megatron/pretrain_gpt.py")
+    found = checked(elsewhere, "a.sh", source, tmp_path, monkeypatch)
+    assert not errors(found)
+    assert {("key.unknown", "xielu"), ("key.unknown", "ademamix_alpha")} <= warnings(found)
+    (tmp_path / "examples" / "b.sh").write_text(flags)
+    assert ("key.unknown", "xielu") in errors(check("examples/b.sh"))

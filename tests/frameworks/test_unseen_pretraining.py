@@ -192,3 +192,70 @@ def test_settings_behind_a_flag_of_a_fork_are_its_values(tmp_path: Path) -> None
 def test_a_script_whose_name_is_made_of_several_variables_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="matches no supported framework"):
         check(written(tmp_path, "s.sh", 'mkdir -p out\nbash jobs/$SIZE$KIND/${NAME}${TAG}.sh "$@"\n'))
+
+
+STEPS = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=a100:8\n"
+SPLIT = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
+
+
+def test_a_script_that_is_given_the_program_and_its_flags_starts_it(tmp_path: Path) -> None:
+    run = f'CMD="pretrain_gpt.py {SPLIT} {FLAGS} {DATA} --save-interval $EVERY"\nsrun --label ./launch.sh $CMD\n'
+    result = check(written(tmp_path, "t.sh", f"#!/bin/bash\n{STEPS}export CUDA_DEVICE_MAX_CONNECTIONS=1\n{run}"))
+    assert result.recipe.layout.pp == 4
+    assert result.cluster is not None
+    assert result.cluster.world == 16
+    wrong = run.replace("num-attention-heads 8", "num-attention-heads 7")
+    result = check(written(tmp_path, "w.sh", f"#!/bin/bash\n{STEPS}{wrong}"))
+    assert any("heads" in one.message for one in result.findings if one.severity == "error")
+
+
+def test_an_unknown_batch_may_be_as_large_as_any_number_of_ranks_needs(tmp_path: Path) -> None:
+    job = "#SBATCH --nodes=1024\n#SBATCH --gpus-per-node=a100:8\n"
+    run = TRAIN.replace("PROGRAM", "pretrain_gpt.py").replace("--nproc-per-node 8", "--nnodes 1024 --nproc-per-node 8")
+    run = run.replace("--global-batch-size 512", "--global-batch-size $((64 * DP))")
+    result = check(written(tmp_path, "t.sh", f"#!/bin/bash\n{job}DP=$(nodes)\n{run}\n"))
+    assert "batch.smaller-than-data-parallel" not in found(result)
+
+
+def test_a_constraint_names_the_memory_of_a_gpu(tmp_path: Path) -> None:
+    job = "#SBATCH --constraint=v100-32g\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\n"
+    run = TRAIN.replace("PROGRAM", "pretrain_gpt.py").replace("--nproc-per-node 8", "--nnodes 2 --nproc-per-node 4")
+    result = check(written(tmp_path, "t.sh", f"#!/bin/bash\n{job}{run.replace('--bf16', '--fp16')}\n"))
+    assert result.cluster is not None
+    assert result.cluster.gpu.name == "V100-32"
+
+
+DEEP = """cat <<EOF > ds.json
+{"train_micro_batch_size_per_gpu": 1, "train_batch_size": 512,
+ "zero_optimization": {"stage": 0}, "bf16": {"enabled": true}}
+EOF
+"""
+
+
+def deepspeed(folder: Path, flags: str) -> CheckResult:
+    run = f"torchrun --nnodes 9 --nproc-per-node 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json {flags}"
+    return check(written(folder, "ds.sh", f"{DEEP}export CUDA_DEVICE_MAX_CONNECTIONS=1\n{run}\n"))
+
+
+OLD_FLAGS = (
+    "--num-layers 70 --hidden-size 14336 --num-attention-heads 112 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 1 --global-batch-size 512 --train-iters 100 --lr 1e-4 --bf16 --data-path d "
+    "--checkpoint-activations --vocab-file v.json --merge-file m.txt --pipeline-model-parallel-size 72"
+)
+
+
+def test_stages_may_hold_embeddings_alone(tmp_path: Path) -> None:
+    assert "pipeline.more-stages-than-layers" in found(deepspeed(tmp_path, OLD_FLAGS))
+    by_type = deepspeed(tmp_path, f"{OLD_FLAGS} --pp-partition-method 'type:transformer|embedding'")
+    assert found(by_type) == []
+
+
+def test_bf16_without_zero_shards_the_optimizer_states(tmp_path: Path) -> None:
+    assert deepspeed(tmp_path, OLD_FLAGS).recipe.layout.strategy == "zero1"
+
+
+def test_flags_of_the_first_megatron_are_refused_by_name(tmp_path: Path) -> None:
+    first = OLD_FLAGS.replace("--micro-batch-size 1 --global-batch-size 512", "--batch-size 8 --warmup 0.01")
+    first = first.replace("--pipeline-model-parallel-size 72", "--model-parallel-size 4")
+    with pytest.raises(InputError, match="Megatron-LM 1"):
+        deepspeed(tmp_path, first)

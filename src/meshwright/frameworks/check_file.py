@@ -50,6 +50,7 @@ from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 from meshwright.rules import SEVERITIES, Finding
 from meshwright.rules.rule import Severity
 
+SHARES = (1, 8, 64)  # samples of a rank, in an unknown batch, in micro batches
 JUDGEMENTS = (
     "dispatch.allgather-large",
     "kernels.compiled-experts",
@@ -290,9 +291,19 @@ def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[
         yield case_of(complete(imported, on), imported.model, on, imported.engine)
     first = complete(imported, candidates[0])
     for field in (*imported.mapped.unresolved, *imported.unknown_fields):
-        for value in () if field in imported.typed else alternatives(field):
+        for value in () if field in imported.typed else _possible(field, first, candidates[0]):
             changed, _ = override.change(first, {field: value})
             yield case_of(changed, imported.model, candidates[0], imported.engine)
+
+
+def _possible(field: str, recipe: Recipe, on: Cluster) -> Sequence[Any]:
+    """Return the usual values of a field that is known only at run time; batches also in shares of the ranks."""
+    usual = alternatives(field)
+    if field != GLOBAL_BATCH:
+        return usual
+    layout = recipe.layout
+    share = layout.micro_batch_size * max(1, on.world // (layout.tp * layout.pp * layout.cp))
+    return (*usual, *(share * count for count in SHARES))
 
 
 def _our_findings(

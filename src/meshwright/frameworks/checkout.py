@@ -1,6 +1,7 @@
 """Keys, values and classes of the framework's own source, for a file that is in a checkout of the framework.
 
 Our tables are those of one commit. A checkout has the keys of its own commit, so what its source defines is no error.
+Versions of torchtitan before 0.2 read a file without a test for unknown keys: there they have no effect.
 """
 
 from __future__ import annotations
@@ -52,8 +53,14 @@ _DEFINED = re.compile(
     re.MULTILINE,
 )
 _FLAGS = re.compile(r"[\"'](--?[\w.-]+)[\"']")
-_TEXTS = re.compile(r"[\"']([\w.-]{1,60})[\"']")
+_TEXTS = re.compile(r"[\"']([\w./-]{1,60})[\"']")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+LOADERS = {"torchtitan": ("torchtitan/config_manager.py", "torchtitan/config/manager.py")}
+"""Files of a checkout that read a config file, by framework."""
+IGNORED = "this checkout ignores keys that it does not define"
+_BUILDS = re.compile(r"\btype\(k\.title\(\)|def _dict_to_dataclass\b")  # sections of a config file
+_REJECTS = re.compile(r"\binvalid_fields\b|\bunknown_(?:keys|fields)\b")
+_MISSPELLED = re.compile(r"did you mean|it is written")
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -76,14 +83,34 @@ def without_newer_names(
     written = {**content.settings, **settings}  # a front end's settings are those of the Trainer
     newer = [one for one in findings if _is_defined(framework, root, written, one)]
     if not newer:
-        return list(findings), []
+        return _without_effect(framework, root, findings), []
     names = ", ".join(dict.fromkeys(one.field for one in newer))
     note = f"not checked, as only the checkout {root} of {framework.title} defines it: {names}"
     kept = [one for one in findings if one not in newer]
     if any(one.rule in REMOVED for one in newer):  # a batch or a layout may be set by a key that we do not read
         kept = [one for one in kept if not one.rule.startswith(MEMORY)]
         kept = [one for one in kept if not is_about_new_name(framework, newer, one)]
-    return kept, [note]
+    return _without_effect(framework, root, kept), [note]
+
+
+def _without_effect(framework: Framework, root: str, findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; an error on a key that the loader of the checkout ignores is a warning."""
+    if not _ignores_unknown_keys(framework.name, root):
+        return list(findings)
+    return [
+        msgspec.structs.replace(one, severity="warning", message=f"{one.message}; {IGNORED}")
+        if one.rule in KEYS and one.severity == "error" and not _MISSPELLED.search(one.message)
+        else one
+        for one in findings
+    ]
+
+
+@lru_cache(maxsize=8)
+def _ignores_unknown_keys(name: str, root: str) -> bool:
+    """Return whether a checkout reads config files without a test for keys that it does not define."""
+    paths = [Path(root, one) for one in LOADERS.get(name, ())]
+    text = "".join(one.read_text(errors="replace") for one in paths if one.is_file())
+    return bool(_BUILDS.search(text)) and not _REJECTS.search(text)
 
 
 def is_about_new_name(framework: Framework, removed: Sequence[Finding], finding: Finding) -> bool:
@@ -111,6 +138,8 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     if finding.rule == UNKNOWN_FLAG:
         return finding.field in names.flags
     section, dot, _ = finding.field.partition(".")
+    if dot and f"--{finding.field}" in names.flags:
+        return True  # a parser of the checkout adds the whole key
     if dot and framework.name in FLAT and section in names.keys - our_names(framework.name, framework.key_map):
         return True  # a table of keys that only the checkout has
     written_key = finding.field

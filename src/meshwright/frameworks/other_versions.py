@@ -2,16 +2,17 @@
 
 Our tables are those of one commit, and a file does not name the version that reads it. A name that is like a known
 one is a typing error in every version. Another unknown name belongs to a newer or older version as likely as it is a
-mistake: a warning, unless the file is in a checkout of the framework, whose version is known. A file with several such
-names is for an older version or a fork, and its removed keys are warnings, however old they are; so are flags that it
-leaves out, for which a fork may have a default. A file with a name that only its own program can add is read by that
-program, which brings its version of the framework with it.
+mistake: a warning, unless the file is in a checkout of the framework that it starts, whose version is known. A file
+with several such names is for an older version or a fork, and its removed keys are warnings, however old they are; so
+are flags that it leaves out, for which a fork may have a default. A file with a name that only its own program can add
+is read by that program, which brings its version of the framework with it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -65,7 +66,8 @@ def with_open_version(
     framework: Framework, content: Content, settings: Settings, findings: Sequence[Finding]
 ) -> list[Finding]:
     """Return the findings; an error on a name that another version of the framework may have is a warning."""
-    if checkout_root(framework.name, content.folder) is not None:
+    root = checkout_root(framework.name, content.folder)
+    if root is not None and not _starts_another_copy(content, root):
         return list(findings)
     errors = [one for one in findings if one.severity == "error"]
     named = [one for one in errors if _depends(framework, settings, one)]
@@ -140,6 +142,12 @@ def _extends(value: str, known: str) -> bool:
 def _starts_a_pinned_copy(content: Content) -> bool:
     """Return whether a command starts a program of a copy of the framework that the repository keeps or links."""
     return any(PINNED & set(str(one.program.value).lower().split("/")[:-1]) for one in content.launches)
+
+
+def _starts_another_copy(content: Content, root: str) -> bool:
+    """Return whether every program is named by a path outside the checkout: a copy with a version of its own."""
+    programs = [Path(str(one.program.value)) for one in content.launches if not one.is_module]
+    return bool(programs) and all(one.is_absolute() and not one.is_relative_to(root) for one in programs)
 
 
 def _is_of_a_fork(framework: Framework, finding: Finding) -> bool:

@@ -51,12 +51,17 @@ OWN_FLAGS = frozenset((
 """Flags that Megatron-LM has not."""
 OTHER_ENGINE = ("schedule.no-interleaving", "strategy.tied-fsdp2", "strategy.fsdp2-ep", "precision.fp16-fsdp2")
 """Rules on Megatron-LM's schedule and shards: DeepSpeed's pipeline has no interleaving, and its ZeRO no such limits."""
+SPLIT_BY_LAYERS = ("pipeline.more-stages-than-layers", "memory.state", "memory.peak")
+"""Rules on stages of whole layers."""
 REPLACED_RULES = frozenset((
     "deepspeed.batch-arithmetic", "deepspeed.pipeline-zero-stage", "deepspeed.auto-not-filled", "deepspeed.no-type",
     "deepspeed.device-map",
 ))  # fmt: skip
 """DeepSpeed's rules with an own one here that knows Megatron's layout, and those on the Trainer."""
 CLIENT_SECTIONS = ("optimizer.",)  # Megatron passes its own optimizer, so DeepSpeed does not read the section
+FIRST_FLAGS = frozenset(("batch_size", "warmup"))
+SECOND_FLAGS = frozenset(("micro_batch_size", "global_batch_size", "tensor_model_parallel_size"))
+"""Flags of Megatron-LM before version 2, and those that replaced them."""
 DECODERS = re.compile(r"pretrain_(gpt|prefix_lm)\w*|finetune_\w+")
 ARGUMENTS = "megatron/arguments.py"
 LEVELS = 6  # folders above a script that may be the root of its checkout
@@ -103,6 +108,12 @@ def parse(content: Content) -> ParsedConfig:
     if TOOLS.search(str(launch.program.value)):
         does_not_train = msgspec.structs.replace(launch.program, unresolved="this program does not train")
         given = {**without_placeholders(given), UNREAD_ARGS: does_not_train}
+    if given.keys() >= FIRST_FLAGS and not SECOND_FLAGS & given.keys():
+        reason = (
+            "is for Megatron-LM 1 (--batch-size, --warmup), whose flags have other meanings than those of version 2"
+        )
+        fix = ("--micro-batch-size and --lr-warmup-fraction instead of --batch-size and --warmup",)
+        raise InputError(reason, field="file", value=content.path, fix=fix)
     own = own_flags(content, launch)
     config, findings, notes = _config(content, given)
     settings = translated(given, config)
@@ -132,7 +143,11 @@ def parse(content: Content) -> ParsedConfig:
         possible_keys=frozenset(map(key_of, content.script.possible_flags)) if content.script else frozenset(),
         entry=program_name(launch),
         engine=_engine(settings, stage),
-        suppressed_rules=(*OTHER_ENGINE, *(("sequence.position-table",) if UNREAD_ARGS in settings else ())),
+        suppressed_rules=(
+            *OTHER_ENGINE,
+            *(("sequence.position-table",) if UNREAD_ARGS in settings else ()),
+            *(SPLIT_BY_LAYERS if _splits_other_parts(settings) else ()),
+        ),
     )
 
 
@@ -208,7 +223,8 @@ def _engine(settings: Settings, stage: int | None) -> Engine:
 
 def _fields(settings: Settings, stage: int | None) -> Iterator[tuple[str, Any]]:
     if "deepspeed" in settings and stage in ZERO_STAGES:
-        strategy, reshard = ZERO_STAGES[stage or 0]
+        shards = 1 if stage == 0 and _is_bf16(settings) else stage  # its BF16_Optimizer shards states as ZeRO-1 does
+        strategy, reshard = ZERO_STAGES[shards or 0]
         yield "layout.strategy", strategy
         yield "layout.reshard_after_forward", reshard
     devices = [settings.get(f"{JSON}zero_optimization.offload_{part}.device") for part in ("optimizer", "param")]
@@ -217,6 +233,18 @@ def _fields(settings: Settings, stage: int | None) -> Iterator[tuple[str, Any]]:
         yield "layout.offload", "params"
     elif held[0] != "none" or "cpu_optimizer" in settings:
         yield "layout.offload", "optimizer"
+
+
+def _is_bf16(settings: Settings) -> bool:
+    """Return whether the DeepSpeed config turns bf16 on, whatever the flags say."""
+    given = settings.get(f"{JSON}bf16.enabled")
+    return given is not None and given.value is True
+
+
+def _splits_other_parts(settings: Settings) -> bool:
+    """Return whether stages are split by modules that are no layers: type:transformer|embedding counts embeddings."""
+    method = str(settings["pp_partition_method"].value).lower() if "pp_partition_method" in settings else ""
+    return method.startswith("type:") and "embedding" in method
 
 
 def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:

@@ -129,7 +129,9 @@ RAY = OptionSpec(
 REMOTE = frozenset(("ssh", "pdsh", "clush"))  # wrappers that give their last words to a shell as one text
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 SUBMITTED = "--"  # in Unwrapped.options: a Python program submits the command
+GIVEN = "*.sh"  # in Unwrapped.options: a script is given the command
 BEFORE = ("--", "&&", ";")  # words before a command, in the arguments of a program that submits it
+SCRIPTS = (".sh", ".bash")
 PLAIN = Wrapper()
 WRAPPERS: dict[str, Wrapper] = {
     "env": Wrapper(OptionSpec(_values("unset chdir split-string"), short={"u": "unset", "C": "chdir"})),
@@ -250,9 +252,12 @@ def unwrap(words: Sequence[SourcedValue]) -> Unwrapped:
         inner = _inner_command(words, at, name, wrapper, env, options) if wrapper else None
         if inner is None:
             inner = _submitted(words, at, name)
-            if inner is None:
+            if inner is not None:
+                options[SUBMITTED] = {}
+            elif _is_given_a_program(words, at, name):
+                inner, options[GIVEN] = at + 1, {}
+            else:
                 break
-            options[SUBMITTED] = {}
         at = inner
     return Unwrapped(at, env, options)
 
@@ -266,6 +271,12 @@ def _submitted(words: Sequence[SourcedValue], at: int, name: str) -> int | None:
         return None
     starts = range(texts.index("--", at) + 1, len(texts))
     return next((one for one in starts if texts[one] in LAUNCHERS and texts[one - 1] in BEFORE), None)
+
+
+def _is_given_a_program(words: Sequence[SourcedValue], at: int, name: str) -> bool:
+    """Return whether a script is given a Python program and its flags, as in ./launch.sh pretrain_gpt.py --bf16."""
+    texts = [str(word.value) for word in words[at + 1 : at + 3]]
+    return name.endswith(SCRIPTS) and len(texts) == 2 and texts[0].endswith(".py") and texts[1].startswith("-")
 
 
 def _assignments(words: Sequence[SourcedValue], at: int, env: dict[str, SourcedValue]) -> int:

@@ -10,6 +10,7 @@ import msgspec
 from meshwright.frameworks import accelerate_options
 from meshwright.frameworks.shell import sbatch
 from meshwright.frameworks.shell.launch_prefixes import (
+    GIVEN,
     SUBMITTED,
     OptionSpec,
     command_name,
@@ -156,6 +157,8 @@ def _find_launch(command: Command, script: Script) -> LaunchCommand | None:
     job = _job_options(script.sbatch, _with_value(srun or {}))
     nodes = _first_known(NODES[launcher](options) if launcher in NODES else None, sbatch.node_count(job))
     gpus_per_node = _gpus_per_node(launcher, options, job)
+    if GIVEN in prefix.options:  # that script may start the ranks of a node itself
+        gpus_per_node = _first_known(sbatch.gpus_per_node(job), gpus_per_node)
     mpi = prefix.options.get("mpirun") or prefix.options.get("mpiexec")
     if mpi is not None and launcher in ("python", ""):
         mpi_nodes, mpi_ranks = _mpi_counts(mpi)

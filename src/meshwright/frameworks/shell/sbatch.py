@@ -44,6 +44,7 @@ TYPED_COUNT = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]+)")
 CONSTRAINT = re.compile(
     r"(?<![a-z0-9])(gb300|gb200|gh200|b300|b200|h200|h100|h800|h20|a100|a800|l40s|l40|l4|v100|mi300x|mi250x|mi325x|mi355x)(?![a-z0-9])"
 )
+SEVERAL_SIZES = ("a100", "v100")  # GPUs whose memory a constraint tells apart: v100-32g
 USAGE = re.compile(r"(?m)^#(?!SBATCH).*\bsbatch\b(?:.*\\\n#)*.*(?:--nodes\b|\s-N\b)")
 """A comment with the command that submits the script, and sets its nodes."""
 Options = Mapping[str, SourcedValue]
@@ -171,8 +172,13 @@ def gpu_type(options: Options) -> str:
             if found and found[1]:
                 return found[1].lower()
     constraint = options.get("constraint")
-    named = set(CONSTRAINT.findall(str(constraint.value).lower())) if constraint else set()
-    return named.pop() if len(named) == 1 else ""
+    text = str(constraint.value).lower() if constraint else ""
+    named = set(CONSTRAINT.findall(text))
+    if len(named) != 1:
+        return ""
+    name = named.pop()
+    sizes = set(re.findall(rf"(?<![a-z0-9]){name}-?(\d+)gb?(?![a-z0-9])", text))
+    return f"{name}-{sizes.pop()}" if name in SEVERAL_SIZES and len(sizes) == 1 else name
 
 
 def slurm_variables(options: Options) -> dict[str, SourcedValue]:
