@@ -60,12 +60,15 @@ def _trained(family: str, given: types.Recipe) -> dict[str, Any]:
 
 
 def _given_unit(parameter: torch.nn.Parameter) -> bool:
-    """Whether the hook before the all-gather makes no unit of its own, on FSDP's stream."""
+    """Whether the hook before the all-gather makes no unit of its own, on FSDP's stream, and cuBLAS can read it."""
     shard: Any = getattr(parameter, "_local_tensor", parameter)
     if not isinstance(shard, Fp8Shard):
         return True
     policy = SimpleNamespace(param_dtype=torch.bfloat16)
-    return shard.fsdp_pre_all_gather(None, None, None, None, policy)[1][0] is shard.unit
+    return (
+        shard.fsdp_pre_all_gather(None, None, None, None, policy)[1][0] is shard.unit
+        and shard.unit.data_ptr() % 16 == 0
+    )
 
 
 def _class_name(weight: torch.Tensor) -> str:

@@ -24,6 +24,8 @@ from meshwright.engine.mesh import Mesh
 from meshwright.engine.parallelize.fsdp import DTYPES
 from meshwright.recipes.types import Recipe
 
+ALIGNED = 4  # fp32 numbers between units: cuBLAS takes scales at multiples of 16 bytes only
+
 
 class Fp8Shard(torch.Tensor):
     """This rank's shard of a weight, with FSDP2's hooks around the all-gather."""
@@ -118,5 +120,6 @@ def sync_scales(shards: list[Fp8Shard], dtype: torch.dtype, group: Any) -> None:
     largest = torch.stack(torch._foreach_norm(tuple(shards), ord=float("inf"))).to(dtype).float()
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     scales = scale_for(largest, ACTIVATION)
-    for shard, scale, unit in zip(shards, scales.unbind(), scales.reciprocal().unbind(), strict=True):
+    units = scales.reciprocal()[:, None].repeat(1, ALIGNED)[:, 0]
+    for shard, scale, unit in zip(shards, scales.unbind(), units.unbind(), strict=True):
         shard.scale, shard.unit = scale, unit
