@@ -120,7 +120,7 @@ def test_a_repair_of_torchtitan_keeps_the_layout_where_compiling_suffices(folder
     assert second.repair
     assert [*first.repair.overrides] == ['model.converters = ["quantize.linear.float8"]', "compile.enable = true"]
     assert [*second.repair.overrides] == ["compile.enable = true"]
-    assert any("faster with parallelism.tensor_parallel_degree = 2" in one for one in second.notes)
+    assert not any("context_parallel_degree" in one for one in second.notes)  # the file has one sequence per rank
 
 
 def test_a_repair_of_megatron_bridge_keeps_the_micro_batch(folder: Path) -> None:

@@ -38,13 +38,13 @@ from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.frameworks.trainer_saving import trainer_saving_findings
 from meshwright.frameworks.tried_fixes import tried_fixes
+from meshwright.frameworks.typed_settings import removed_keys, with_typed
 from meshwright.frameworks.types import as_int
 from meshwright.models import ModelSpec
 from meshwright.planner import as_overrides, case_of, find_repair_of_file
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.replacements import WarmupShare
 from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 from meshwright.rules import SEVERITIES, Finding
@@ -452,7 +452,7 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     after, unmapped = to_settings(framework, changed, fields)
     differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
-    differing |= dict.fromkeys(_removed(imported, touched, after)) | _kept_batch(imported, recipe, changed)
+    differing |= dict.fromkeys(removed_keys(imported, touched, after)) | _kept_batch(imported, recipe, changed)
     instead = replaced_keys(imported)
     differing = {key: value for key, value in differing.items() if key not in instead}
     differing = _without_stated_with(differing, imported.parsed.stated_with)
@@ -519,25 +519,11 @@ def _batch_arguments(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
     return found | ({ACCUMULATION: int(wanted)} if wanted not in (steps, 0) and wanted.denominator == 1 else {})
 
 
-def _removed(imported: ImportedRecipe, touched: Sequence[str], after: Mapping[str, Any]) -> list[str]:
-    """Return the keys that a fix removes: those it leaves out, or what the file says the same with."""
-    removed: dict[str, None] = {}
-    for key in touched:
-        group = next((one.keys for one in composite_keys(imported.framework.key_map) if key in one.keys), (key,))
-        stated = [one for one in group if one in imported.parsed.settings and one not in after]
-        switches = [one for one in stated if imported.parsed.settings[one].value is True]
-        gone = [] if key in after else [key]
-        if gone and key not in imported.parsed.settings:  # the file says it with a switch or in another unit
-            gone = [] if switches else stated or gone
-        removed |= dict.fromkeys([*switches, *gone])
-    return list(removed)
-
-
 def _framework_findings(
     imported: ImportedRecipe, recipe: Recipe, case: Case | None, on: Cluster | None
 ) -> Iterator[Finding]:
     """Yield the findings of the framework's own rules."""
-    ctx = RuleContext(imported.framework, imported.parsed, recipe, case, on)
+    ctx = RuleContext(imported.framework, with_typed(imported), recipe, case, on)
     for rule in imported.framework.rules:
         yield from (with_arguments_changed(imported.parsed.program, one) for one in rule.findings(ctx))
     inner, count = imported.parsed.referenced, imported.parsed.gpu_request.count

@@ -22,6 +22,8 @@ from meshwright.rules.search_values import divisors, nearest_split
 Change = dict[str, Any]  # values by flat name
 COUNTED = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "dp_replicate", "micro_batch_size", "recompute", "offload")
 """Fields that count as changes of a layout; the others follow from them."""
+NEW_AXES = ("pp", "cp", "ep")
+"""Degrees that count twice from 1 to more: a pipeline or a split sequence is another program than a smaller batch."""
 SINGLE = ("tp", "pp", "cp", "ep", "micro_batch_size", "recompute")
 TYPED_WEIGHT = 100  # a field that the user set counts more than all others together
 SMALL = 3  # fields that a small change of the layout has at most
@@ -86,7 +88,7 @@ def find_repair_of_file(case: Case) -> Change:
         corrected = case.replace(**first)
         rest = find_repair(corrected)
         found += [{**first, **rest}] if rest or not has_errors(corrected) else []
-    return min(found, key=lambda one: sum(name in COUNTED for name in one))
+    return min(found, key=lambda one: sum(name in COUNTED for name in one) + _new_axes(case, one))
 
 
 def _near_batches(case: Case) -> Iterator[Change]:
@@ -100,8 +102,14 @@ def _near_batches(case: Case) -> Iterator[Change]:
 
 
 def _searched(case: Case) -> list[ScoredBatch]:
-    """Return the layouts of the case; none if a search has found that none fits."""
-    return [] if has_no_layout_fix(case) else scored_layouts(case, {})
+    """Return the layouts of the case, also with its own replicas; none if a search has found that none fits.
+
+    A search of layouts replicates whole shard groups only, and a repair keeps what a file says where it can.
+    """
+    if has_no_layout_fix(case):
+        return []
+    own = {"dp_replicate": int(case.dp_replicate)}
+    return [*scored_layouts(case, {}), *(scored_layouts(case, own) if own["dp_replicate"] > 1 else ())]
 
 
 def much_faster_step(case: Case, step_s: float) -> float | None:
@@ -193,10 +201,15 @@ def _cost(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ..
 
 def _cost_at_least(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ...]:
     """Return the cost of a change that leaves no warning and takes no time."""
-    fields = sum(name in COUNTED or name not in SEARCHED_NAMES for name in change)
+    fields = sum(name in COUNTED or name not in SEARCHED_NAMES for name in change) + _new_axes(case, change)
     own = [name for name in change if name in typed]
     blameless = sum(name not in case.cached(_refused_fields) for name in own)
     return (_contract(own), _contract(change), len(own), blameless, fields, _size(case, change), 0.0)
+
+
+def _new_axes(case: Case, change: Change) -> int:
+    """Return how many axes of parallelism a change adds that the case does not use."""
+    return sum(getattr(case, name) == 1 < change.get(name, 1) for name in NEW_AXES)
 
 
 KEPT = 4  # of these numbers come before the speed
@@ -259,6 +272,7 @@ def _fastest_by_weight(case: Case, batch: ScoredBatch, typed: Collection[str]) -
     for name in COUNTED:
         differs = np.broadcast_to(getattr(batch.case, name) != getattr(case, name), weight.shape)
         weight = weight + differs * (TYPED_WEIGHT if name in typed else 1)
+        weight = weight + differs * (name in NEW_AXES and getattr(case, name) == 1)
     for one in sorted(set(weight[batch.fits].tolist())):  # np.unique would import numpy.ma
         yield one, int(np.argmin(np.where(batch.fits & (weight == one), batch.step_s, np.inf)))
 

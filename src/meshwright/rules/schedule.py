@@ -163,7 +163,13 @@ def split_backward_compiled(c: Case) -> Column:
     fixes=({"pp_micro_batches": divisors_of("accumulation", "pp_micro_batches")},),
 )
 def uneven_passes(c: Case) -> Column:
-    return (c.pp > 1) & (c.pp_micro_batches > 0) & (c.accumulation % np.maximum(c.pp_micro_batches, 1) != 0)
+    uneven = c.accumulation % np.maximum(c.pp_micro_batches, 1) != 0
+    return (c.pp > 1) & (c.pp_micro_batches > 0) & uneven & _batch_divides(c)
+
+
+def _batch_divides(c: Case) -> Column:
+    """Whether the micro batches of a step are a whole number; otherwise `batch.divides` says that they are not."""
+    return c.global_batch_size % (c.micro_batch_size * c.dp) == 0
 
 
 @rule(
@@ -177,7 +183,7 @@ def uneven_passes(c: Case) -> Column:
     fixes=(MORE_PER_PASS, SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
 )
 def partial_micro_batch_group(c: Case) -> Column:
-    return (c.pp > 1) & (c.vp > 1) & (c.pass_micro_batches % c.pp != 0)
+    return (c.pp > 1) & (c.vp > 1) & (c.pass_micro_batches % c.pp != 0) & _batch_divides(c)
 
 
 @rule(
@@ -193,7 +199,7 @@ def partial_micro_batch_group(c: Case) -> Column:
 )
 def unequal_rounds(c: Case) -> Column:
     interleaved = one_of(c.pp_schedule, ("interleaved_1f1b", "interleaved_zero_bubble"))
-    return (c.pp > 1) & interleaved & (c.pass_micro_batches % _rounds(c) != 0)
+    return (c.pp > 1) & interleaved & (c.pass_micro_batches % _rounds(c) != 0) & _batch_divides(c)
 
 
 def _rounds(c: Case) -> Column:
