@@ -69,7 +69,8 @@ def test_parsed_clusters(text: str, nodes: int, per_node: int, name: str, domain
         ("9" * 5000, "more than 1000000", None),
         ("8x" + "h100" * 10_000, "too long", "8xH100"),  # takes minutes unless its length is checked first
         ("a cluster", "not a cluster", "8xH100"),
-        ("8xH100x2", "unknown GPU h100x2", "8xH100"),
+        ("8xH100x2", "both counts come before the GPU", "2x8xH100"),
+        ("2xA100x80", "unknown GPU a100x80", None),
         ("2x4x8xH100", "not a cluster", "8xH100"),
         ("8x", "not a cluster", "8xH100"),
         ("xH100", "not a cluster", "8xH100"),

@@ -186,23 +186,21 @@ def with_nodes(name: str, value: str, gpus: str) -> str:
         return _with_gpu(value, gpus)
     if not (counts_nodes or name in PER_NODE_NAMES) or not is_count or not gpus:
         return ""
-    from meshwright.clusters import cluster
+    from meshwright.clusters import cluster, is_known
 
     if gpus.endswith(".toml"):
         key = "nodes" if counts_nodes else "gpus_per_node"
         return "" if _is_in_file(gpus, key, int(value)) else f"{key} = {value} in {gpus}"
-    for text in (gpus, f"1x{gpus}"):  # a GPU alone has no count
-        try:
-            found = cluster(text)
-        except InputError:
-            continue
-        alone = text != gpus
-        each = found.gpu.gpus_per_node if alone else found.gpus_per_node
-        if counts_nodes and not re.match(r"[0-9]+x[0-9]+x", text) and not alone and found.world % int(value) == 0:
-            each = found.world // int(value)  # a count of all GPUs
-        nodes, each = (int(value), each) if counts_nodes else (1 if alone else found.nodes, int(value))
-        return f"--gpus {nodes}x{each}x{found.gpu.name}"
-    return ""
+    alone = is_known(gpus.strip())  # a GPU without a count: its usual nodes are meant
+    try:
+        found = cluster(f"1x{gpus}" if alone else gpus)
+    except InputError:
+        return ""
+    each = found.gpu.gpus_per_node if alone else found.gpus_per_node
+    if counts_nodes and not re.match(r"[0-9]+x[0-9]+x", gpus) and not alone and found.world % int(value) == 0:
+        each = found.world // int(value)  # a count of all GPUs
+    nodes, each = (int(value), each) if counts_nodes else (1 if alone else found.nodes, int(value))
+    return f"--gpus {nodes}x{each}x{found.gpu.name}"
 
 
 DATASET_WORDS = ("--dataset", "data.dataset", "--train-file", "--train_file", "train_file")

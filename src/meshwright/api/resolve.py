@@ -129,7 +129,13 @@ def _has_framework(path: str) -> bool:
 def recipe_from(name: str) -> Recipe:
     """Return a recipe of ours from a file or by name."""
     if not is_file(name):
-        return index.load(name)
+        try:
+            return index.load(name)
+        except InputError as error:  # a file with a slip in its name: train.sbtach
+            near_file = Path(name).suffix and file_access.neighbours(Path(name))
+            if error.fix or not (near_file or models.is_path(name)):
+                raise
+            raise file_access.missing_path(name, "file") from None
     from meshwright.recipes.files import from_file
 
     found = from_file(name)

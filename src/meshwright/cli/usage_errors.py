@@ -102,6 +102,7 @@ def _at_once(fixes: Mapping[str, Sequence[str]], context: Any, arguments: Sequen
         for option, found in fixes.items()
         if found
     ]
+    first = list(dict.fromkeys(first))  # two options may mean one
     left_out = [one.removeprefix("without ") for one in first if one.startswith("without ")]
     commands = [one for one in first if one.startswith("meshwright ")]
     written = " ".join(one for one in first if not one.startswith(("without ", "meshwright ")))
@@ -158,6 +159,16 @@ def _unknown_options(context: Any, arguments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _with_typed_nodes(name: str, value: str, gpus: str, arguments: Sequence[str]) -> str:
+    """Return --gpus with an option about it, and with the other one where both nodes and GPUs of a node are typed."""
+    counts = (*PER_NODE_NAMES, *NODE_NAMES)
+    typed = [(word.lstrip("-").partition("=")[0].replace("-", "_").lower(), word) for word in arguments]
+    for other in counts if name in counts else ():
+        for text in (_value_of(word.partition("=")[0], arguments) for found, word in typed if found == other != name):
+            gpus = with_nodes(other, text, gpus).removeprefix("--gpus ") or gpus
+    return with_nodes(name, value, gpus)
+
+
 def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return what an unknown option was probably meant to be: an argument, a recipe field or another option."""
     parameters = context.command.params if context is not None else []
@@ -179,7 +190,7 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     takes_overrides = any(one.name == "overrides" for one in parameters)
     value = _value_of(option, arguments)
     own_gpus = _value_of("--gpus", arguments)
-    nodes = with_nodes(name, value, own_gpus) if "--gpus" in options else ""
+    nodes = _with_typed_nodes(name, value, own_gpus, arguments) if "--gpus" in options else ""
     in_file = own_gpus.endswith(".toml") and name in (*NODE_NAMES, *PER_NODE_NAMES)
     if nodes == f"--gpus {own_gpus}" or (in_file and not nodes):
         return f"--gpus {own_gpus} says it already. ", [f"without {option}"]

@@ -265,6 +265,9 @@ def _parts(text: str) -> _Parts:
             unknown = unknown or (groups if name[:1].isalpha() or _CARD.fullmatch(name) else None)
         elif groups and (name is not None or unknown is None or unknown["name"].startswith("node")):
             return _counted(text, groups)
+    found = re.fullmatch(r"([0-9]+) ?x ?([a-z].*?) ?[x:] ?([0-9]+)", plain)
+    if found and is_known(found[2]) and not is_known(f"{found[2]}-{found[3]}"):  # 2xA100x80 is of the memory
+        raise _counts_around(text, *found.groups())
     if unknown is not None and (_unknown_gpu(unknown["name"]) or not _unknown_gpu(plain)):  # rtx40900 is not rt x 40900
         return _counted(text, unknown)
     if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):
@@ -284,6 +287,14 @@ def _unknown_gpu(name: str) -> InputError | None:
     except InputError as error:
         return error if error.fix and not name[:1].isdigit() else None
     return None
+
+
+def _counts_around(text: str, first: str, name: str, last: str) -> InputError:
+    """Return the error for a GPU between two counts: `16xH100x8` and `8xH100x16` are 16 nodes of 8."""
+    known = gpu(name)
+    nodes, each = (last, first) if int(first) == known.gpus_per_node else (first, last)
+    fix = f"{nodes}x{each}x{known.name}"
+    return _bad(text, f"both counts come before the GPU, nodes first: {fix}", [fix])
 
 
 def _unnamed_rack(text: str, count: str, size: int) -> InputError:
