@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import doctor, models
+from meshwright import clusters, doctor, models
 from meshwright.api import run_requests as requests
 from meshwright.api.planning import estimate
 from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import typed_model
 from meshwright.api.responses import Part, Response, Severity, copied
-from meshwright.api.targets import file_of, recipe_for
+from meshwright.api.targets import file_of, job_for
 from meshwright.api.verb_function import verb
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
@@ -34,6 +34,7 @@ from meshwright.doctor.match_recipe import (
     same_model,
     stated_fields,
     trainer_layout,
+    unstated_layout,
     with_all_gpus,
     with_implied_length,
     with_implied_micro_batch,
@@ -95,7 +96,11 @@ def _with_required(found: Checkup, run: Run, case: Case | None, request: request
 
 def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str, ...]]:
     """Return the run of a log, what ran as far as the log, the file and the user say, and notes on what is assumed."""
-    run = _with_file(doctor.read(request.run), request.recipe, request.gpus)
+    run = doctor.read(request.run)
+    typed = str(request.gpus or "").strip()
+    if run.header.world and clusters.is_known(typed):  # the type alone: the log states the count
+        request = msgspec.structs.replace(request, gpus=f"{run.header.world}x{typed}")
+    run = _with_file(run, request.recipe, request.gpus)
     case, notes = _case(run, request)
     if case is not None:
         run, length_note = with_implied_length(run, case, tuple(request.overrides))
@@ -108,6 +113,8 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
             case, again = _case(run, request)
             notes = (*dict.fromkeys((*notes, *again)), batch_note)
     run = run if case is None else _with_differences(with_all_gpus(run, case), request, case)
+    if case is None and request.gpus is not None and run.header.on_gpu:  # typed, though there is no estimate for them
+        run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, gpus=str(request.gpus)))
     if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:
         run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, assumed_gpus=True))
     return run, case, notes
@@ -170,6 +177,8 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         notes = tuple(assumptions(run, case, overrides, reduced))
         if (closest := closest_recipe(case)) and request.recipe is None:
             notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
+        if request.recipe is None and (unstated := unstated_layout(run, case, overrides)):
+            notes = (*notes, unstated)
         other = contradicting_model(run, case.model)
         notes = (*((f"{other}: the estimate is for the latter",) if other else ()), *notes)
         notes = (goal_note, *notes) if goal_note else notes
@@ -188,7 +197,7 @@ def _require_same_model(run: Run, request: requests.Doctor) -> None:
     reason = contradicting_model(run, typed)
     if not reason and request.recipe is not None:
         with suppress(InputError):  # a file that names no model
-            own = model_of(recipe_for(request.recipe, gpus=request.gpus))
+            own = model_of(job_for(request.recipe, gpus=request.gpus).recipe)
             if not same_model(own, typed):
                 reason = f"{request.recipe} is of {described(own)}, not of {typed.name}, {described(typed)}"
     if reason:
@@ -198,6 +207,9 @@ def _require_same_model(run: Run, request: requests.Doctor) -> None:
 def _require_same_gpus(run: Run, case: Case) -> None:
     """Raise InputError if the log is not from that many GPUs: their number, or a multiple of its dp × cp ranks."""
     world, ranks = run.header.world, run.header.data_ranks
+    if (logged := _other_type(run, case)) and run.header.recipe is None:
+        fix = (f"--gpus {case.world}x{logged}",)
+        raise InputError(f"the log is from {logged} GPUs", field="gpus", value=str(case.cluster), fix=fix)
     if world is None and ranks and case.world % ranks:
         reason, world = f"the log is from a multiple of {ranks} GPUs (dp × cp = {ranks})", ranks
     elif world in (None, case.world):
@@ -206,6 +218,16 @@ def _require_same_gpus(run: Run, case: Case) -> None:
         reason = f"the log is from {world} GPUs"
     fix = (f"--gpus {world}x{case.cluster.gpu.name}",)
     raise InputError(reason, field="gpus", value=str(case.cluster), fix=fix)
+
+
+def _other_type(run: Run, case: Case) -> str:
+    """Return the GPU that the log names if it is not of the case's series; variants of one series differ in memory."""
+    named = run.header.gpu
+    if not named or not clusters.is_known(named):
+        return ""
+    logged = clusters.gpu(named).name
+    series = [one.partition("-")[0] for one in (logged, case.cluster.gpu.name)]
+    return logged if len({*series}) == 2 else ""
 
 
 def _requested_case(

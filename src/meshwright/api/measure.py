@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import doctor, extras
+from meshwright import clusters, doctor, extras
 from meshwright.api import requests
 from meshwright.api.diagnosis import run_and_case, stated_by
 from meshwright.api.measured_runs import (
@@ -102,10 +102,14 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
 
 def _fitted(runs: Sequence[str], request: requests.Calibrate) -> list[MachineProfile]:
     """Return the profiles that some runs fit."""
-    own = _with_own_models(runs, request)
+    own, counted = _with_own_models(runs, request), _with_own_counts(runs, request)
     alone = msgspec.structs.replace(request, model=None)
-    tables = [_measured(Path(path), alone if path in own else request) for path in runs]
+    each = {path: alone if path in own else request for path in runs}
+    each |= {path: msgspec.structs.replace(each[path], gpus=gpus) for path, gpus in counted.items()}
+    tables = [_measured(Path(path), each[path]) for path in runs]
     notes = [f"--model {request.model} is not used for {path}, which names its own" for path in own]
+    if not clusters.is_known(str(request.gpus)):
+        notes += [f"{path} is of {gpus}, as many as its log states" for path, gpus in counted.items()]
     tables.append(([], notes))
     rows = [row for table, _ in tables for row in table]
     what = "; ".join([", ".join(runs), *(note for _, notes in tables for note in notes)])
@@ -120,6 +124,23 @@ def _with_own_models(runs: Sequence[str], request: requests.Calibrate) -> list[s
     logs = [path for path in files if not is_table(Path(path)) and rehearsal_in(Path(path)) is None]
     named = [path for path in logs if logged_model(doctor.read(path)) is not None]
     return named if len(named) < len(logs) else []
+
+
+def _with_own_counts(runs: Sequence[str], request: requests.Calibrate) -> dict[str, str]:
+    """Return the logs of another number of GPUs than typed, with their number of the typed type, by path.
+
+    One --gpus names the type for several logs; a single one is of the GPUs that were typed.
+    """
+    if request.gpus is None or len(runs) == 1:
+        return {}
+    typed, found = clusters.cluster(str(request.gpus)), {}
+    for path in runs:
+        if not Path(path).is_file() or is_table(Path(path)) or rehearsal_in(Path(path)) is not None:
+            continue
+        world = doctor.read(path).header.world
+        if world not in (None, typed.world):
+            found[path] = str(clusters.cluster(f"{world}x{typed.gpu.name}"))
+    return found
 
 
 def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement], list[str]]:
@@ -141,7 +162,8 @@ def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement
         return runs_in(path)
     found = _measured_log(path, says)
     if isinstance(found, str):
-        fix = ("--recipe FILE --gpus 8xH100 says what ran", "meshwright calibrate --template > runs.csv")
+        missing = found.rpartition("; add ")[2] if "; add " in found else "--recipe FILE --gpus 8xH100"
+        fix = (f"{missing} says what ran", "meshwright calibrate --template > runs.csv")
         raise InputError(found.removeprefix("no estimate: "), field="runs", value=str(path), fix=fix)
     return [found], []
 
@@ -233,6 +255,10 @@ def _stored(profiles: list[MachineProfile], request: requests.Calibrate | None) 
     """Return where a profile is stored and what uses it."""
     if request is None or not profiles:
         return []
+    if not all(map(calibration.is_worth_using, profiles)) and len(request.runs) > 1:
+        stored = f"stored in {request.out}" if request.out else "not stored"
+        alone = " or ".join(f"--like {path}" for path in request.runs[:2])
+        return [f"{stored}: one speed does not fit these runs; recommend {alone} follows a single one"]
     used = "recommend, plan, estimate, compare, size, check and doctor take --calibration"
     if request.out:
         return [f"stored in {request.out}: {used} {request.out}"]

@@ -264,6 +264,12 @@ def clock_ratios(
     return np.asarray(np.exp(np.stack(logs, axis=1)) / measured)
 
 
+def is_worth_using(profile: MachineProfile) -> bool:
+    """Return whether runs that a fit does not know are predicted better with it; a single run cannot say."""
+    before, left_out = profile.error_before_pct, profile.error_left_out_pct
+    return before is None or left_out is None or left_out < before
+
+
 def worth(profile: MachineProfile) -> list[str]:
     """Return what a fit improved and how much that is worth, in sentences."""
     if not profile.runs or profile.error_before_pct is None or profile.error_pct is None:
@@ -275,7 +281,7 @@ def worth(profile: MachineProfile) -> list[str]:
     lines += profile.fit_notes
     if profile.error_left_out_pct is None:
         return lines
-    gained = profile.error_left_out_pct < profile.error_before_pct
+    gained = is_worth_using(profile)
     lines.append(
         f"each run predicted from the others: {profile.error_left_out_pct:g} % "
         + (

@@ -64,9 +64,10 @@ def _needs_estimate(stats: RunStats) -> str:
     if not stats.run.header.on_gpu:
         return "a run on GPUs: there is no estimate for CPU runs"
     if stats.estimate is None:
-        return "the recipe and the GPUs: --recipe NAME --gpus 8xH100"
+        option = stats.run.header.gpus_option
+        return f"the recipe{' and the GPUs' if option else ''}: --recipe NAME{option}"
     if stats.run.header.assumed_gpus:
-        return "the GPUs of the run: --gpus 8xH100"
+        return f"the GPUs of the run:{stats.run.header.gpus_option or ' --gpus 8xH100'}"
     if stats.has_short_samples:
         return "samples of the full length: those of the log are shorter"
     if stats.tokens_per_s is not None:

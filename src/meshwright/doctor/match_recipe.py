@@ -35,8 +35,8 @@ ODD_PARTS = (1, 3, 5, 7, 9, 15)  # of usual batch sizes: 1024 = 1 × 2^10, 384 =
 LEAST_STEPS = 5
 SAME_BLOCKS = 0.05  # relative difference of block parameters of one model: with and without prediction heads
 FP32_BYTES = 4
+VOCABULARY = "architecture.vocab"
 NAME_IT = "add --recipe NAME, or --model FOLDER with its config.json"
-NO_RECIPE = "no estimate: the log does not name the model; add --recipe NAME --gpus 8xH100"
 
 
 def case_of_run(
@@ -51,7 +51,7 @@ def case_of_run(
                 recipe, model_of(recipe), requested or clusters.cluster(run.header.gpus or recipe.cluster)
             ), ""
         missing = f"{recipe.model} on {gpus or run.header.gpus or recipe.cluster}"
-        return None, f"no estimate: {missing} is not known here; add --recipe NAME --gpus 8xH100"
+        return None, f"no estimate: {missing} is not known here; add --recipe NAME{_gpus_option(run, gpus)}"
     cluster = _cluster(run, gpus)
     if run.header.arguments:
         return _from_arguments(run, cluster, overrides)
@@ -65,7 +65,16 @@ def case_of_run(
         return _from_name(run, cluster, overrides)
     if cluster is None and (run.header.model or run.header.recipe_name):
         return None, _no_gpus(run)
-    return None, NO_RECIPE
+    return None, _no_recipe(run, gpus)
+
+
+def _no_recipe(run: Run, gpus: str | Cluster | None) -> str:
+    return f"no estimate: the log does not name the model; add --recipe NAME{_gpus_option(run, gpus)}"
+
+
+def _gpus_option(run: Run, gpus: str | Cluster | None) -> str:
+    """Return the option that is missing besides the recipe: none if the GPUs are typed or in the log."""
+    return "" if gpus else run.header.gpus_option
 
 
 def logged_model(run: Run) -> ModelSpec | None:
@@ -120,8 +129,19 @@ def logged_overrides(run: Run, extra: tuple[str, ...]) -> tuple[str, ...]:
     stated = {**_stated_arguments(run), **run.header.overrides}
     if not {"optimizer.lr"} & {*stated, *run.header.file_fields} and (rate := run.peak_rate):
         stated["optimizer.lr"] = rate
+    if vocab := _logged_vocabulary(run):
+        stated[VOCABULARY] = vocab
     keys = _keys(extra)
     return (*(format_override(key, value) for key, value in stated.items() if key not in keys), *extra)
+
+
+def _logged_vocabulary(run: Run) -> int | None:
+    """Return the vocabulary of an argument dump for a script that leaves it to the tokenizer; None if it states one."""
+    flags = {one.split()[0] for one in run.header.arguments}
+    if not run.header.settings or {"vocab_size", "padded_vocab_size"} & {*run.header.settings}:
+        return None
+    model = logged_model(run) if {"--padded-vocab-size", "--vocab-size"} & flags else None
+    return None if model is None else model.vocab
 
 
 def stated_fields(run: Run, extra: tuple[str, ...]) -> frozenset[str] | None:
@@ -190,6 +210,16 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
                 f"{unknown}, and the step time is not compared with an estimate; train.global_batch_size=N compares "
                 f"it (the recipe has {batch})"
             )
+
+
+def unstated_layout(run: Run, case: Case, extra: tuple[str, ...]) -> str:
+    """Return what is assumed besides the degrees in Megatron's line of them; empty if the log or a file states more."""
+    layout, stated = case.recipe.layout, _keys(extra) | run.header.overrides.keys()
+    if run.kind != "megatron" or not run.header.states_layout or run.header.arguments or run.header.file:
+        return ""
+    names = ("micro_batch_size", *(("vp",) if layout.pp > 1 else ()), "recompute")
+    assumed = [f"layout.{name}={getattr(layout, name)}" for name in names if f"layout.{name}" not in stated]
+    return f"the log does not state {' '.join(assumed)}: the estimate assumes it; overrides change it" * bool(assumed)
 
 
 def file_differences(run: Run, recipe: Recipe, extra: tuple[str, ...]) -> tuple[FieldDifference, ...]:
@@ -542,8 +572,8 @@ def _from_arguments(run: Run, where: Cluster | None, overrides: tuple[str, ...])
     missing = missing_arguments(run)
     if reading.model is None:
         names = ", ".join(one for one in missing if one in MODEL_ARGUMENTS)
-        part = f"its arguments lack {names}: use --model NAME --gpus 8xH100, and the others are taken from the log"
-        return None, f"no estimate: the log does not describe the model; {part}" if names else NO_RECIPE
+        part = f"its arguments lack {names}: use --model NAME, and the others are taken from the log"
+        return None, f"no estimate: the log does not describe the model; {part}" if names else _no_recipe(run, where)
     lacks = f"{LACKS} {', '.join(missing)}: Megatron-LM's defaults are assumed; overrides change it"
     return case_of(complete(reading, where), reading.model, where, reading.engine), lacks if missing else ""
 

@@ -79,8 +79,10 @@ def _caveat(stats: RunStats) -> str:
     """Return what the remedies rest on: the plan they are tried on, and the error of the estimate."""
     header = stats.run.header
     if stats.case is None or stats.estimate is None:
-        file = "the model, the layout and the GPUs" if header.on_gpu else "a run on GPUs"
-        return f"Whether a remedy below is enough cannot be known without {file}: --recipe FILE --gpus 8xH100"
+        layout = "the model" if header.states_layout else "the model and the layout"
+        missing = f"{layout} and the GPUs".replace("model and the layout and", "model, the layout and")
+        file = (missing if header.gpus_option else layout) if header.on_gpu else "a run on GPUs"
+        return f"Whether a remedy below is enough cannot be known without {file}: --recipe FILE{header.gpus_option}"
     if header.file:
         plan = header.file
     elif header.recipe is not None:

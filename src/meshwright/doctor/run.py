@@ -220,6 +220,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     file_fields: frozenset[str] = frozenset()  # fields of ours that it sets
     file_differences: tuple[FieldDifference, ...] = ()  # settings that the log states otherwise
     framework: str = ""  # of that file
+    program: str = ""  # the framework that wrote the log, if others write the same format
     front_end: str = ""  # of the Trainer, whose messages the log has
     settings: Mapping[str, Any] = {}  # of that file
     mfu_convention: str = ""
@@ -227,6 +228,12 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     assumed_gpus: bool = False  # neither the log nor the user names them
     mock_data: bool = False
     tiny: bool = False  # random weights of a small model, from --tiny or bench
+
+    @property
+    def gpus_option(self) -> str:
+        """The option that names the GPUs, with as many as the log states; empty if they are known."""
+        known = self.gpus or (self.gpu and self.world)
+        return "" if known else f" --gpus {self.world or self.data_ranks or 8}xH100"
 
     def logged_tokens(self, world: int | None) -> int | None:
         """Return the tokens of a step on all GPUs that the log states or implies; None if it does not."""

@@ -56,6 +56,11 @@ FRAMEWORK: Mapping[LogFormat, str] = {
 }
 
 
+def framework_of(run: Run) -> str | None:
+    """Return the framework whose keys the fixes of a run have: that of its file, or that which wrote its log."""
+    return run.header.framework or run.header.program or FRAMEWORK.get(run.kind)
+
+
 def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
     """Return the changes to the case's recipe as framework settings; empty if one cannot be expressed there.
 
@@ -85,12 +90,12 @@ def _of_own_arguments(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
 
 def is_impossible(run: Run, case: Case, changed: Recipe) -> bool:
     """Return whether the framework that ran has no settings for the changes, or refuses them by its own rules."""
-    return bool(run.header.framework or run.kind in FRAMEWORK) and not to_framework_settings(run, case, changed)
+    return framework_of(run) is not None and not to_framework_settings(run, case, changed)
 
 
 def _backend_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
     """Return the changes as settings, with those they require; empty if one has no key or they are refused."""
-    name = run.header.framework or FRAMEWORK.get(run.kind)
+    name = framework_of(run)
     if name is None:
         return ()
     theirs = frameworks.framework(name)
@@ -158,7 +163,7 @@ def general_settings(run: Run, text: str) -> tuple[str, ...] | None:
         if found is None and key in TRAINER_ARGUMENTS:
             found = {TRAINER_ARGUMENTS[key]: value}
         return None if found is None else _of_trainer(run, found)
-    if FRAMEWORK.get(run.kind) is None:
+    if framework_of(run) is None:
         return ()
     given: dict[str, Any] = {"layout.recompute": "none", "layout.micro_batch_size": 2, "schedule.min_lr": 0.0}
     if batch := run.header.overrides.get(GLOBAL_BATCH):  # lengths in samples are multiples of the run's own batch
@@ -171,7 +176,7 @@ def general_settings(run: Run, text: str) -> tuple[str, ...] | None:
 
 def _as_in(run: Run, case: Case, changed: Recipe, field: str) -> tuple[str, ...]:
     """Return the framework's key for a field whose value is the one that the recipe has already."""
-    name = FRAMEWORK.get(run.kind)
+    name = framework_of(run)
     if name is None:
         return ()
     theirs = frameworks.framework(name)

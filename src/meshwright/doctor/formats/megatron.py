@@ -9,6 +9,8 @@ from contextlib import suppress
 from shlex import quote
 from typing import Any
 
+import msgspec
+
 from meshwright.doctor.formats.rank_times import RankTimes
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
@@ -65,6 +67,8 @@ LAYOUT_FIELDS = {
     "context_parallel_size": "layout.cp",
 }
 
+IS_BRIDGE = re.compile(r"megatron[./]bridge|GPU utilization: \S+MODEL_TFLOP/s/GPU|Task Configuration -")
+"""What only Megatron-Bridge prints: its module, its line of each step, the head of its config."""
 RELEVANT = (LAYOUT_LINE, "before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA", "MnRtt/Rnk")
 """Every other line that is parsed contains one of these."""
 
@@ -136,6 +140,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
     table.end()
     rows = steps.all()
     header = _run_header(arguments, layout, total, gpu, rows[-1].samples if rows else None)
+    if not arguments and any(IS_BRIDGE.search(line.text) for line in lines):
+        header = msgspec.structs.replace(header, program="megatron-bridge")
     return Run(
         kind="megatron",
         path=path,
