@@ -168,7 +168,7 @@ def uneven_passes(c: Case) -> Column:
 
 
 def _batch_divides(c: Case) -> Column:
-    """Whether the micro batches of a step are a whole number; otherwise `batch.divides` says that they are not."""
+    """Whether every rank has the same integer number of micro batches per step; `batch.divides` reports the others."""
     return c.global_batch_size % (c.micro_batch_size * c.dp) == 0
 
 
