@@ -249,3 +249,10 @@ def test_calibrate_recommends_no_profile_that_does_not_improve(meshwright: Any, 
     assert any("no improvement: do not use the profile" in one for one in notes)
     assert any("one speed does not fit these runs" in one for one in notes)
     assert not any("take --calibration" in one for one in notes)
+
+
+@pytest.mark.parametrize("finding", ["speed.sustained-slowdown", "speed.low-mfu", "memory.growing"])
+def test_explain_says_what_a_finding_needs_and_what_to_do(meshwright: Any, finding: str) -> None:
+    answer = meshwright("explain", finding)
+    assert "Needs " in answer.out
+    assert "meshwright doctor LOG --recipe FILE" in answer.out

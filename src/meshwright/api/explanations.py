@@ -192,7 +192,7 @@ def _as_named(text: str) -> Explained | None:
         if (rule := _as_rule(word.removesuffix("."))) is not None:
             return rule
         if name in findings:
-            return Explained(name, "finding", meaning=findings[name], fix=_steps(name))
+            return Explained(name, "finding", meaning=_with_needs(name, findings[name]), fix=_steps(name))
         if name in messages.KNOWN_ERRORS:
             known = messages.KNOWN_ERRORS[name]
             return Explained(name, "error", meaning=known.cause, fix=known.fix)
@@ -288,11 +288,20 @@ def _first_fixes(fix: tuple[str, ...]) -> tuple[str, ...]:
     return (*named[:MOST_FIXES], "meshwright doctor LOG --model MODEL --gpus GPUS tries all others on the run")
 
 
+def _with_needs(finding: str, meaning: str) -> str:
+    """Return what a finding means, and what a log must contain for it."""
+    from meshwright.doctor.examine import needed_input
+
+    needed = needed_input(finding)
+    return f"{meaning} Needs {needed}." if needed else meaning
+
+
 def _steps(finding: str) -> tuple[str, ...]:
-    """Return what to do about a failure that the doctor reports."""
+    """Return the steps for a failure; for other findings, the command that tries changes on the run."""
     from meshwright.doctor.faults import fix_of
 
-    return fix_of(finding)
+    tried = "meshwright doctor LOG --recipe FILE --gpus GPUS  lists causes to check and changes, tried on the run"
+    return fix_of(finding) or (tried,)
 
 
 def _as_words(text: str) -> Explained | None:

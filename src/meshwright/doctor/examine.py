@@ -234,6 +234,12 @@ def meanings() -> dict[str, str]:
     return {**found, "speed.periodic-steps": found["speed.uneven-steps"], **ends}
 
 
+def needed_input(finding: str) -> str:
+    """Return what a log must contain so that a finding can be looked for; empty if any log will do."""
+    empty = RunStats(Run(kind="megatron", path="", file=""))
+    return next((one.missing_input(empty) for one in DIAGNOSES if one.id == finding), "")
+
+
 def examine(
     run: Run,
     case: Case | None = None,
