@@ -168,3 +168,19 @@ def test_a_script_that_starts_another_copy_is_not_checked_with_the_flags_of_its_
     assert {("key.unknown", "xielu"), ("key.unknown", "ademamix_alpha")} <= warnings(found)
     (tmp_path / "examples" / "b.sh").write_text(flags)
     assert ("key.unknown", "xielu") in errors(check("examples/b.sh"))
+
+
+def test_a_key_of_the_checkout_with_wrong_letters_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = dict(TITAN_LOADERS["argparse"])
+    source["torchtitan/config_manager.py"] += 'parser.add_argument("--freezing.percentile", type=int)\n'
+    found = checked(TITAN.replace("percentile", "precentile"), "a.toml", source, tmp_path, monkeypatch)
+    assert errors(found) == {("key.unknown", "freezing.precentile")}
+
+
+def test_a_module_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"torchtitan/train.py": "", "torchtitan/models/rnn_vl/__init__.py": ""}
+    run = "torchrun --nproc_per_node 8 -m torchtitan.train --module {} --config rnn_7b --training.steps 10\n"
+    found = checked(run.format("rnn_vl"), "a.sh", source, tmp_path, monkeypatch)
+    assert not errors(found)
+    (tmp_path / "examples" / "b.sh").write_text(run.format("rnn_vx"))
+    assert errors(check("examples/b.sh")) == {("torchtitan.preset", "module")}

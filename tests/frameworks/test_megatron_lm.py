@@ -184,6 +184,8 @@ COMMON = (
     broken("all warm-up", DENSE, "--lr-warmup-iters 500", "--lr-warmup-iters 10000", "megatron-lm.warm-up-too-long",
            "--lr-warmup-iters"),
     broken("no interval", DENSE, "    --save-interval 500\n", "", "megatron-lm.save-without-interval", "--save runs"),
+    broken("interval of zero", DENSE, "--save-interval 500", "--save-interval 0", "megatron-lm.no-save-interval",
+           "--save-interval 0"),
     broken("no vocabulary", DENSE, "    --vocab-size 128256\n", "", "megatron-lm.null-tokenizer", "NullTokenizer"),
     broken("minimum above peak", DENSE, "--min-lr 3e-5", "--min-lr 3e-3", "learning_rate.minimum-above-peak",
            "--min-lr"),

@@ -259,3 +259,34 @@ def test_flags_of_the_first_megatron_are_refused_by_name(tmp_path: Path) -> None
     first = first.replace("--pipeline-model-parallel-size 72", "--model-parallel-size 4")
     with pytest.raises(InputError, match="Megatron-LM 1"):
         deepspeed(tmp_path, first)
+
+
+def test_a_save_interval_of_zero(tmp_path: Path) -> None:
+    assert found(script(tmp_path, f"{DATA} --save out --save-interval 0")) == ["megatron-lm.no-save-interval"]
+    assert found(script(tmp_path, f"{DATA} --save-interval 0")) == []  # nothing is saved
+
+
+def test_a_warm_up_fraction_of_the_whole_run(tmp_path: Path) -> None:
+    assert found(script(tmp_path, f"{DATA} --lr-warmup-fraction 1.5")) == ["megatron-lm.warm-up-too-long"]
+    assert found(script(tmp_path, f"{DATA} --lr-warmup-fraction 0.01")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        ("--bf16", "--bf16 --fp16", "two-dtypes"),
+        ("--lr 1e-4", "", "no-learning-rate"),
+        ("--train-iters 100", "--train-iters 100 --lr-warmup-iters 100", "warm-up-too-long"),
+    ],
+)
+def test_what_megatron_deepspeed_asserts(tmp_path: Path, old: str, new: str, rule: str) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--pipeline-model-parallel-size 2")
+    assert f"megatron-deepspeed.{rule}" not in found(deepspeed(tmp_path, flags))
+    assert f"megatron-deepspeed.{rule}" in found(deepspeed(tmp_path, flags.replace(old, new)))
+
+
+def test_torchtitan_divides_by_the_checkpoint_interval(tmp_path: Path) -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nsteps = 100\nseq_len = 4096\n'
+    text += "[checkpoint]\nenable = {}\ninterval = 0\n"
+    assert found(check(written(tmp_path, "a.toml", text.format("true")))) == ["torchtitan.no-checkpoint-interval"]
+    assert found(check(written(tmp_path, "b.toml", text.format("false")))) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, similar
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.types import Settings
 from meshwright.recipes.key_maps import config_keys
@@ -33,6 +33,7 @@ SOURCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Files of which every checkout of a framework has one, and the folders that define its keys, by framework."""
 LEVELS = 8  # folders above a file that may be the root of its checkout
+SHORT = 5  # letters of a name that too many others are like
 MOST_FILES, MOST_BYTES = 5_000, 80_000_000  # of a checkout that are read
 REMOVED = ("key.removed", "torchtitan.other-version")
 UNKNOWN_FLAG = "megatron-bridge.unknown-flag"
@@ -45,6 +46,8 @@ VALUES = (
     "torchtitan.dataset-name",
     "torchtitan.model-name",
 )
+PRESET = "torchtitan.preset"
+MODULES = ("models", "experiments")  # folders of torchtitan whose packages --module names
 MEMORY = "memory."  # start of the rules on what fits
 TARGET = "automodel.target-unknown"
 _DEFINED = re.compile(
@@ -54,6 +57,7 @@ _DEFINED = re.compile(
 )
 _FLAGS = re.compile(r"[\"'](--?[\w.-]+)[\"']")
 _TEXTS = re.compile(r"[\"']([\w./-]{1,60})[\"']")
+_MODULE = re.compile(r"--module (\w+):")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 LOADERS = {"torchtitan": ("torchtitan/config_manager.py", "torchtitan/config/manager.py")}
 """Files of a checkout that read a config file, by framework."""
@@ -75,7 +79,7 @@ def without_newer_names(
     framework: Framework, content: Content, settings: Settings, findings: Sequence[Finding]
 ) -> tuple[list[Finding], list[str]]:
     """Return the findings that are not about names of the checkout that a file is in, and a note on those names."""
-    if not any(one.rule in (*KEYS, *VALUES, TARGET) for one in findings):
+    if not any(one.rule in (*KEYS, *VALUES, TARGET, PRESET) for one in findings):
         return list(findings), []
     root = checkout_root(framework.name, content.folder)
     if root is None:
@@ -99,10 +103,18 @@ def _without_effect(framework: Framework, root: str, findings: Sequence[Finding]
         return list(findings)
     return [
         msgspec.structs.replace(one, severity="warning", message=f"{one.message}; {IGNORED}")
-        if one.rule in KEYS and one.severity == "error" and not _MISSPELLED.search(one.message)
+        if one.rule in KEYS and one.severity == "error" and not _is_misspelled(_names(framework.name, root), one)
         else one
         for one in findings
     ]
+
+
+def _is_misspelled(names: Names, finding: Finding) -> bool:
+    """Return whether a key is a known one of ours or of the checkout with wrong letters: its value has no effect."""
+    section, _, name = finding.field.rpartition(".")
+    own = {one.rpartition(".")[2] for one in names.flags if one.startswith(f"--{section}.")} or names.keys
+    slips = finding.rule == "key.unknown" and any(similar.is_slip(name, one) for one in own if len(one) > SHORT)
+    return slips or bool(_MISSPELLED.search(finding.message))
 
 
 @lru_cache(maxsize=8)
@@ -127,6 +139,9 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     value = "" if setting is None or setting.unresolved else str(setting.value)
     if finding.rule == TARGET:
         return _resolves(root, value)
+    if finding.rule == PRESET:
+        module = _MODULE.match(finding.message)
+        return module is not None and any(Path(root, "torchtitan", one, module[1]).is_dir() for one in MODULES)
     if finding.rule in VALUES:
         found = _names(framework.name, root)
         listed = [str(one) for one in setting.value] if setting is not None and isinstance(setting.value, list) else []

@@ -138,6 +138,12 @@ def precision(ctx: RuleContext) -> Problem | None:
     )
 
 
+def two_dtypes(ctx: RuleContext) -> Problem | None:
+    if not all(is_on(ctx, one) for one in HALVES):
+        return None
+    return Problem("--fp16 and --bf16 are exclusive", ("without --fp16",), key="fp16")
+
+
 def expert_list(ctx: RuleContext) -> Problem | None:
     experts, layers = ctx.parsed.settings.get(GIVEN_EXPERTS), get_int(ctx, "num_layers")
     every = max(1, _json_int(ctx, "expert_interval") or INTERVAL)
@@ -249,6 +255,14 @@ RULES = (
         "the training length is not set",
     ),
     _rule(
+        "no-learning-rate",
+        "lr",
+        required_args.no_learning_rate,
+        "TypeError while the scheduler of the learning rate is built",
+        "the learning rate has no default",
+    ),
+    _rule("two-dtypes", "fp16 bf16", two_dtypes, ASSERTED, "the weights have one dtype"),
+    _rule(
         "iterations-and-samples",
         " ".join((*required_args.SAMPLES, *required_args.ITERATIONS)),
         required_args.mixed_units,
@@ -261,6 +275,14 @@ RULES = (
         required_args.two_warmups,
         "AssertionError: can only specify one of lr-warmup-fraction and lr-warmup-iters",
         "both set the warm-up length",
+    ),
+    _rule(
+        "warm-up-too-long",
+        "lr_warmup_iters lr_warmup_samples lr_warmup_fraction",
+        required_args.warmup_too_long,
+        "AssertionError without a message while the scheduler is built",
+        "the learning rate must reach its peak before the decay ends",
+        supersedes=("learning_rate.warmup-too-long", "learning_rate.decay-inside-warmup"),
     ),
     _rule(
         "save-without-interval",

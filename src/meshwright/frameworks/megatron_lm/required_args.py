@@ -178,6 +178,16 @@ def warmup_too_long(ctx: RuleContext) -> Iterator[Problem]:
                 (format_flag(warmup, end // 10),),
                 key=warmup,
             )
+    share = get_text(ctx, "lr_warmup_fraction")
+    if re.fullmatch(r"\d+(\.\d*)?", share) and float(share) >= 1:
+        message = f"{format_flag('lr_warmup_fraction', share)} must be less than 1: it is a share of the decay"
+        yield Problem(message, (format_flag("lr_warmup_fraction", 0.1),), key="lr_warmup_fraction")
+
+
+def no_save_interval(ctx: RuleContext) -> Problem | None:
+    if not ctx.is_set("save") or get_text(ctx, "save_interval") != "0":
+        return None
+    return Problem("--save-interval 0 is no interval", ("--save-interval 1000",), key="save_interval")
 
 
 def save_without_interval(ctx: RuleContext) -> Problem | None:

@@ -72,7 +72,7 @@ RULES = (
     ),
     _rule(
         "warm-up-too-long",
-        "lr_warmup_iters lr_warmup_samples",
+        "lr_warmup_iters lr_warmup_samples lr_warmup_fraction",
         required_args.warmup_too_long,
         "AssertionError without a message while the scheduler is built",
         "the learning rate must reach its peak before the decay ends",
@@ -84,6 +84,14 @@ RULES = (
         required_args.save_without_interval,
         ASSERTED,
         "the save interval has no default",
+    ),
+    _rule(
+        "no-save-interval",
+        "save_interval",
+        required_args.no_save_interval,
+        ASSERTED,
+        "a checkpoint is saved after every interval",
+        supersedes=("saving.never",),
     ),
     _rule(
         "retain-interval",

@@ -243,6 +243,13 @@ def _keeps_one_checkpoint(ctx: RuleContext) -> Problem | None:
     )
 
 
+def _no_interval(ctx: RuleContext) -> Problem | None:
+    key = "checkpoint.interval"
+    if ctx.get(key) != 0 or ctx.get("checkpoint.enable") is not True:
+        return None
+    return Problem("every step is divided by interval=0", (ctx.framework.format_setting(key, 500),))
+
+
 def _hf_weights_only(ctx: RuleContext) -> Iterator[Problem]:
     if not is_current(ctx) and ctx.get("checkpoint.enable") is not True:
         return  # later versions check it even if checkpoints are disabled
@@ -416,6 +423,9 @@ RULES = (
         cause="each converter rejects combinations it was not tested with"),
     rule("one-checkpoint", "error", ("checkpoint.keep_latest_k",), _keeps_one_checkpoint,
         symptom="ValueError about checkpoint replicas", cause="the newest checkpoint may still be in progress"),
+    rule("no-checkpoint-interval", "error", ("checkpoint.interval",), _no_interval,
+        symptom="ZeroDivisionError after the first step", cause="a step is saved if the interval divides it",
+        covers=("saving.never",)),
     rule("weights-only", "error", ("checkpoint.last_save_model_only", "checkpoint.initial_load_model_only"),
         _hf_weights_only, symptom="ValueError while checkpointing is initialized",
         cause="safetensors files contain only tensors"),
