@@ -102,3 +102,23 @@ def test_a_config_of_accelerate_alone_names_the_way_to_check_it_with_its_program
     Path("fsdp.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 2\n")
     found = json.loads(meshwright("check", "fsdp.yaml", "--json").out)
     assert any("accelerate launch --config_file fsdp.yaml PROGRAM.py" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(("storage", "version", "is_refused"),
+    [("", 1, True), (", bnb_4bit_quant_storage=torch.bfloat16", 1, False), ("", 2, False)])  # fmt: skip
+def test_4_bit_weights_in_bytes_are_refused_with_fsdp(
+    storage: str, version: int, is_refused: bool, meshwright: Any
+) -> None:
+    program = PROGRAM.replace("ADAPT", ADAPTS["block"]).replace("load_in_4bit=True", f"load_in_4bit=True{storage}")
+    Path("sft.py").write_text(program)
+    Path("fsdp.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\n"
+        f"fsdp_config:\n  fsdp_version: {version}\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    )
+    Path("run.sh").write_text("accelerate launch --config_file fsdp.yaml sft.py --use_peft --load_in_4bit\n")
+    found = json.loads(meshwright("check", "run.sh", "--gpus", "2xRTX5090", "--json").out)
+    refused = [one for one in found["findings"] if one["field"].endswith("bnb_4bit_quant_storage")]
+    assert bool(refused) == is_refused
+    if refused:
+        assert refused[0]["fix"] == ["bnb_4bit_quant_storage=torch.bfloat16"]
+        assert refused[0]["file"] == "sft.py"

@@ -51,6 +51,7 @@ PLAIN_TEXT = "plain_text"  # an exported program that pretrains, also from exist
 SAMPLE_LENGTHS = "sample_lengths"  # different lengths that a program tokenizes with
 UNUSED_ADAPTERS = "unused_peft_config"  # the change that would use a LoraConfig that a program passes to nothing
 ADAPTERS_OFF = "adapters"  # the test that skips the only LoraConfig of a program with the options it is started with
+STORED_IN_BYTES = "uint8_storage"  # a program's BitsAndBytesConfig that leaves 4-bit weights in uint8 tensors
 NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs without data for evaluations
 LOADED_BY_TRL = "model_init_kwargs"  # a model that TRL's trainer gets by name, and loads in fp32 without a dtype
 LOADED_BY_UNSLOTH = "fast_model"  # Unsloth's class that loads a model: without a dtype in that of the GPU
@@ -62,6 +63,7 @@ OWN = (
     NO_VALIDATION_DATA,
     UNUSED_ADAPTERS,
     ADAPTERS_OFF,
+    STORED_IN_BYTES,
     SAMPLE_LENGTHS,
     "deepspeed",
     "deepspeed_config",

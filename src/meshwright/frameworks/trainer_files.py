@@ -24,6 +24,7 @@ from meshwright.frameworks.trainer_fields import (
     NO_VALIDATION_DATA,
     PLAIN_TEXT,
     SAMPLE_LENGTHS,
+    STORED_IN_BYTES,
     TRL_LOSSES,
     UNUSED_ADAPTERS,
     WEIGHT_DTYPES,
@@ -39,6 +40,7 @@ FINE_TUNES = "SFTConfig"
 ADAPTERS = "LoraConfig"
 PASSED = "peft_config"  # the argument of TRL's trainers
 QUANTIZED = "BitsAndBytesConfig"
+STORAGE = "bnb_4bit_quant_storage"
 LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP = (
     "from_pretrained",
     "get_peft_model",
@@ -188,6 +190,8 @@ def _stated_arguments(read: _ProgramRead) -> dict[str, SourcedValue]:
         if call in unused:
             found[UNUSED_ADAPTERS] = SourcedValue(unused[call], call.lineno, content.path)
             continue
+        if name == QUANTIZED and {word.arg for word in call.keywords}.isdisjoint((None, STORAGE)):
+            found[STORED_IN_BYTES] = SourcedValue(True, call.lineno, content.path)
         flag = FLAGS.get(name)
         if flag:
             found[flag] = SourcedValue(True, call.lineno, content.path)

@@ -43,11 +43,13 @@ from meshwright.frameworks.trainer_fields import (
     FROZEN,
     LOADED_BY_TRL,
     NO_VALIDATION_DATA,
+    STORED_IN_BYTES,
     WEIGHT_DTYPES,
     is_trl,
 )
 from meshwright.frameworks.trainer_files import (
     PATIENCE,
+    STORAGE,
     TRAINERS,
     config_beside,
     file_arguments,
@@ -147,6 +149,21 @@ def detect(content: Content) -> int:
     if any(launch.launcher == "accelerate" for launch in content.launches):
         return 3
     return 2 if _trainer_launch(content) is not None else 0
+
+
+def _bytes_in_fsdp(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
+    """Yield that FSDP1 cannot flatten 4-bit weights, which are uint8 tensors, with the norms beside them."""
+    stored, version = arguments.get(STORED_IN_BYTES), settings.get(f"{FSDP}fsdp_version")
+    is_second = version is not None and (version.unresolved or str(version.value) == "2")
+    if stored is None or is_second or not is_on(arguments, "load_in_4bit"):
+        return
+    dtype = next((str(arguments[name].value) for name in WEIGHT_DTYPES if name in arguments), "bfloat16")
+    dtype = dtype.removeprefix("torch.") if dtype.endswith(("float16", "float32")) else "bfloat16"
+    message = (
+        f"{STORAGE} is not set: 4-bit weights are then stored as uint8, and FSDP stops at start, because it flattens "
+        f"only floating-point weights of one dtype, here {dtype}"
+    )
+    yield Finding("value.invalid", "error", STORAGE, message, (f"{STORAGE}=torch.{dtype}",), stored.file, stored.line)
 
 
 def with_program(config: str) -> str:
@@ -433,6 +450,8 @@ def _parsed(
         names = [name for name in given if is_of_adapters(name)]
         findings = (*findings, *unused_adapters(given, names, "--use_peft", is_meant=False, flag="--"))
         findings = (*findings, *quantized_without_adapters(given, "--use_peft", "--"))
+    if type_name == "FSDP":
+        findings = (*findings, *_bytes_in_fsdp(settings, arguments))
     from_command = [name for name, one in given.items() if not one.file.endswith(".py")]
     findings = (*findings, *unused_of_program(given, from_command))
     inner = None
