@@ -149,6 +149,11 @@ def test_the_command_that_replaces_an_option_has_no_other_unknown_option() -> No
     assert answer.error["fix"] == ["meshwright generate run 'Where is my order?' --json"]
 
 
+def test_the_price_of_epochs_needs_their_dataset() -> None:
+    answer = call("size", "qwen3-14b", "--gpu", "L40S", "--goal", "qlora", "--epochs", "3", "--price", "2.20")
+    assert answer.error["fix"][0] == "--dataset FILE --price 2.20"
+
+
 def test_an_option_without_a_counterpart_ends_its_sentence() -> None:
     message = call("doctor", "run.log", "--program", "sft.py").error["message"]
     assert "meshwright doctor has no such option. Try 'meshwright doctor --help'." in message

@@ -43,7 +43,11 @@ def size(request: requests.Size) -> Sizing:
     asked = tokens is not None or request.days is not None
     if request.price is not None and not asked:
         fix = (f"--tokens 1T --price {request.price}", f"--days 30 --price {request.price}")
-        raise InputError("needs a token budget or a number of days", field="price", value=request.price, fix=fix)
+        reason = "needs a token budget or a number of days"
+        if EPOCHS in map(recipe_key, request.overrides):  # of the recipe's dataset, whose samples are not counted
+            reason += "; epochs are one if --dataset names a file or folder of this machine"
+            fix = (f"--dataset FILE --price {request.price}", *fix)
+        raise InputError(reason, field="price", value=request.price, fix=fix)
     found = [
         planner.size(question, request.overrides, tokens, price if asked else None, request.max_gpus, request.days, own)
         for question, price, own in zip(questions, prices, _own_counts(types, questions), strict=True)
