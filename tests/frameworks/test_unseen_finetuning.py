@@ -290,3 +290,52 @@ def test_scripts_of_trainers_with_rewards_are_refused_by_name(tmp_path: Path, mo
         check(str(run))
     assert module in str(caught.value)
     assert "Qwen/Qwen3-8B" in caught.value.fix[0]
+
+
+UNSLOTH = """from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Qwen3-8B", max_seq_length=2048)
+SFTTrainer(model=model, tokenizer=tokenizer, args=SFTConfig(output_dir="out", max_seq_length=2048, MORE)).train()
+"""
+
+
+def test_misspelled_arguments_of_a_program_with_unsloth_are_errors(tmp_path: Path) -> None:
+    assert findings(written(tmp_path / "a.py", UNSLOTH.replace("MORE", "learning_rate=1e-4"))) == []
+    assert findings(written(tmp_path / "a.py", UNSLOTH.replace("MORE", "learning_rat=1e-4"))) == ["key.unknown"]
+
+
+VALUES = """from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", attn_implementation="sdpa", quantization_config=quantized)
+model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))
+Trainer(model=model, args=TrainingArguments(output_dir="out")).train()
+"""
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("CAUSAL_LM", "CASUAL_LM"), ("nf4", "nf5"), ("sdpa", "flash_attn2")])
+def test_values_that_constructors_refuse_are_errors(tmp_path: Path, right: str, wrong: str) -> None:
+    assert findings(written(tmp_path / "a.py", VALUES)) == []
+    assert "value.invalid" in findings(written(tmp_path / "a.py", VALUES.replace(f'"{right}"', f'"{wrong}"')))
+
+
+def test_a_misspelled_flag_that_no_program_of_the_repository_has_is_an_error(tmp_path: Path) -> None:
+    program = (
+        "from trl import TrlParser, SFTConfig, SFTTrainer\n(args,) = TrlParser((SFTConfig,)).parse_args_and_config()\n"
+    )
+    written(tmp_path / "own_sft.py", f"{program}SFTTrainer(model='Qwen/Qwen3-8B', args=args).train()\n")
+    run = "accelerate launch own_sft.py --output_dir out --per_device_train_batchsize 4 --learning_rate fast\n"
+    path = written(tmp_path / "run.sh", run)
+    assert sorted(findings(path)) == ["accelerate.argument-refused", "key.unknown"]
+    (tmp_path / "more").mkdir()
+    path = written(tmp_path / "more" / "run.sh", run.replace(" --learning_rate fast", ""))
+    own = f"{program}# per_device_train_batchsize\nSFTTrainer(model='Qwen/Qwen3-8B', args=args).train()\n"
+    written(tmp_path / "more" / "own_sft.py", own)
+    assert findings(path) == []
+
+
+def test_bits_that_ms_swift_does_not_have_and_schedules_of_no_name_are_errors(tmp_path: Path) -> None:
+    path = written(tmp_path / "run.sh", f"{SWIFT} --quant_method bnb --quant_bits 5")
+    assert findings(path) == ["value.invalid"]
+    assert findings(written(path, f"{SWIFT} --quant_method bnb --quant_bits 4")) == []
+    assert findings(written(path, f"{SWIFT} --lr_scheduler_type cosinus")) == ["value.invalid"]

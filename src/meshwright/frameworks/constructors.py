@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright import similar
+from meshwright.frameworks.constructor_values import value_findings
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.other_versions import MAY_ACCEPT, OLDER_ACCEPT
@@ -63,20 +64,32 @@ COMMON = ("model", "args", "train_dataset", "eval_dataset", "processing_class", 
     "callbacks", "optimizers", "peft_config", "ref_model", "reward_funcs", "reward_model", "value_model",
     "reward_processing_classes", "compute_metrics", "models", "policy")  # fmt: skip
 """Keywords of TRL's trainers, past and present."""
+MEANT = "did you mean"  # in the finding of a misspelled keyword
 CAUGHT = ("TypeError", "Exception", "BaseException", "")  # a program with them has a second way
 
 
 def constructor_findings(content: Content | None) -> Iterator[Finding]:
-    """Yield the keywords of a program that the constructors of its packages do not accept.
+    """Yield the keywords and values of a program that the constructors of its packages do not accept.
 
-    Not compared are classes of the program's own, calls that are tried or depend on a version, and programs with
-    Unsloth, which replaces TRL's classes.
+    Not compared are classes of the program's own, and calls that are tried or depend on a version. Of programs with
+    Unsloth, which replaces TRL's classes, only misspelled arguments of a training are.
     """
-    tree = None if content is None or uses_unsloth(content) else _parsed(content.text)
+    tree = None if content is None else _parsed(content.text)
     if tree is None or content is None:
         return
-    names = _imported(tree)
     guarded = _guarded(tree)
+    yield from value_findings(tree, content.path, guarded)
+    replaced = uses_unsloth(content)
+    found = _keyword_findings(content, tree, guarded)
+    yield from (one for one in found if not replaced or (MEANT in one.message and not _is_of_trainer(one)))
+
+
+def _is_of_trainer(finding: Finding) -> bool:
+    return finding.message.partition(" has no ")[0].endswith("Trainer")
+
+
+def _keyword_findings(content: Content, tree: ast.Module, guarded: set[int]) -> Iterator[Finding]:
+    names = _imported(tree)
     for call in ast.walk(tree):
         owner = names.get(ast.unparse(call.func)) if isinstance(call, ast.Call) and id(call) not in guarded else None
         if owner is None or not isinstance(call, ast.Call):

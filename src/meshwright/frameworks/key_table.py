@@ -52,7 +52,8 @@ class Key(msgspec.Struct, frozen=True):
             return ""
         known = {choice.lower() for choice in self.choices}
         for one in value if isinstance(value, list) else [value]:
-            others = [kind for kind in self.types if kind not in ("str", "none", "list")]
+            listed = ("int",) if any(choice.isdigit() for choice in self.choices) else ()  # the choices are numbers too
+            others = [kind for kind in self.types if kind not in ("str", "none", "list", *listed)]
             text = str(one).lower()
             if text not in known and not any(_is_type(one, kind) for kind in others):
                 return f"allowed: {', '.join(self.choices)}"

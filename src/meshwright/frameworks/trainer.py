@@ -18,6 +18,7 @@ from meshwright.frameworks.hf_arguments import as_parsed
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
+from meshwright.frameworks.repository import is_in_repository
 from meshwright.frameworks.script_folders import MAX_PARENTS
 from meshwright.frameworks.shell.values import WrittenFile
 from meshwright.frameworks.start_checks import CHOICES, TABLES, TRAINER_CHOICES, Style, broken_checks
@@ -48,7 +49,7 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.hugging_face import refused_kernel
 from meshwright.recipes.overrides import PRETRAINED
 from meshwright.recipes.types import Goal
-from meshwright.rules.rule import Finding
+from meshwright.rules.rule import Finding, Severity
 
 Arguments = Mapping[str, SourcedValue]
 """Program arguments by name, with underscores; a flag without a value is True."""
@@ -101,6 +102,7 @@ SWITCHES = (
 """Arguments of transformers.TrainingArguments that are true or false."""
 SWITCH_TEXTS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
 
+TRANSFORMERS_PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 RENAMED = {"evaluation_strategy": "eval_strategy"}  # arguments that TrainingArguments had
 WRITTEN_OUT = {"evaluation_steps": "eval_steps"}  # a name that never existed, whose misspellings mean the argument
 SHORTEST_TYPO = 8  # letters: short names of a program's own arguments are near too many others
@@ -152,7 +154,7 @@ def refused_arguments(framework: str, args: Arguments, own: Content | None) -> I
 
     `own` is the program, if it is here: one with a parser of its own may accept other values.
     """
-    if not is_trainer(args) or (own is not None and "HfArgumentParser" not in own.text):
+    if not is_trainer(args) or not _parses_as_transformers(own):
         return
     for name, setting in args.items():
         text, choices = str(setting.value), CHOICES.get(name, ())
@@ -187,7 +189,7 @@ def unknown_arguments(args: Arguments, own: Content | None) -> Iterator[Finding]
 
     `own` is the program, if it is here: one with a parser of its own, or with such an argument, may accept it.
     """
-    if not is_trainer(args) or (own is not None and "HfArgumentParser" not in own.text):
+    if not is_trainer(args) or not _parses_as_transformers(own):
         return
     known = [*(name for name in read_table(TRL_KEYS).owners[""] if name not in RENAMED), *WRITTEN_OUT]
     for name, setting in args.items():
@@ -203,7 +205,14 @@ def unknown_arguments(args: Arguments, own: Content | None) -> Iterator[Finding]
             message = f"transformers has no --{name} since version {REMOVED_ARGUMENTS[name][0]}, which has --{right}"
         fix = f"without --{name}" if right in args else f"--{right} {setting.value}"
         rule = "key.removed" if name in RENAMED else "key.unknown"
-        yield Finding(rule, "warning", name, message, (fix,), file=setting.file, line=setting.line)
+        is_error = own is not None and name not in RENAMED and not is_in_repository(own.folder, name)
+        severity: Severity = "error" if is_error else "warning"
+        yield Finding(rule, severity, name, message, (fix,), file=setting.file, line=setting.line)
+
+
+def _parses_as_transformers(own: Content | None) -> bool:
+    """Return whether a program, if it is here, reads its arguments with transformers' parser or a derived one."""
+    return own is None or any(parser in own.text for parser in TRANSFORMERS_PARSERS)
 
 
 def command_arguments(

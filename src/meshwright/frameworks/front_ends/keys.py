@@ -14,7 +14,7 @@ from meshwright.frameworks.other_versions import OLDER_ACCEPT
 from meshwright.frameworks.types import Settings
 from meshwright.recipes.key_maps.hugging_face import ATTENTION_KERNELS, meant_kernel, refused_kernel
 from meshwright.rules.rule import Finding, Severity
-from meshwright.similar import is_slip, misspelled
+from meshwright.similar import closest, is_slip, misspelled
 
 OTHERS = 3  # keys that are like none of the front end's: the file is that of a program with its own arguments
 PROGRAM_OPTIONS = ("config", "help", "launcher", "ray")
@@ -210,7 +210,7 @@ def _meant_name(known: KeyTable, key: str, value: Any) -> str:
         return ""
     names = tuple(known.owners.get(owner, ()))
     plain = value.strip().lower()
-    near = near_name(plain, names)
+    near = near_name(plain, names) or next(iter(closest(plain, names, 1) if owner == "=schedule" else ()), "")
     longer = (plain.startswith(near) or near.startswith(plain)) and abs(len(near) - len(plain)) > 1
     return near if near and plain not in names and not longer else ""  # a longer name may be another one
 

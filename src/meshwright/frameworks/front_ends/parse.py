@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from meshwright.frameworks.front_ends.keys import (
     plugin_line,
     value_findings,
 )
-from meshwright.frameworks.front_ends.own_fields import without_own_fields
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
 from meshwright.frameworks.front_ends.weights import weight_note, weights_of
@@ -35,6 +34,7 @@ from meshwright.frameworks.hf_arguments import as_parsed, flags_without_value
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.other_losses import loss_of
+from meshwright.frameworks.repository import declares
 from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_deepspeed_config, open_referenced_file
@@ -202,7 +202,7 @@ def _parsed(
     others = (found for found in refused_values(one, values) if found[0] not in own)
     refused = tuple(value_findings(settings, (*own.values(), *others), is_command))
     findings = (
-        *without_own_fields(one, content.folder, key_findings(one, known, settings, is_open, is_command, table_name)),
+        *_without_own_fields(one, content, key_findings(one, known, settings, is_open, is_command, table_name)),
         *tables_for_values(known, settings),
         *refused,
         *one.own_findings(settings, is_command),
@@ -310,6 +310,14 @@ def _spreads(env: Settings) -> bool:
     """Return whether one process sees several devices: transformers then places layers on all of them."""
     devices = env.get("CUDA_VISIBLE_DEVICES")
     return devices is not None and "," in str(devices.value) and "NPROC_PER_NODE" not in env
+
+
+def _without_own_fields(one: FrontEnd, content: Content, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings but those on keys that the repository's own arguments have: its program reads the file."""
+    for finding in findings:
+        is_unknown = one.has_other_programs and finding.rule == "key.unknown"
+        if not (is_unknown and declares(content.folder, finding.field)):
+            yield finding
 
 
 def _is_registered(settings: Settings) -> bool:

@@ -1,18 +1,16 @@
-"""Fields that the programs of a repository add to the arguments of a trainer: its YAML files may set them."""
+"""The Python files of the repository that a file is in: they may define names that no framework has."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
 from meshwright import file_access
-from meshwright.frameworks.front_ends.describe import FrontEnd
 from meshwright.frameworks.script_folders import MAX_PARENTS
-from meshwright.rules.rule import Finding
 
 ROOT_MARKS = (".git", "README.md", "setup.py", "pyproject.toml", "requirements.txt")
 """Files of a repository's root: folders above one without any are another's."""
@@ -22,12 +20,14 @@ _FIELD = re.compile(r"(?m)^[ \t]+(\w+)[ \t]*:[ \t]*[A-Za-z_]")
 _DATACLASS = "@dataclass"
 
 
-def without_own_fields(one: FrontEnd, folder: Path | None, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings but those on unknown keys that a dataclass of the repository declares."""
-    for finding in findings:
-        is_unknown = one.has_other_programs and finding.rule == "key.unknown" and folder is not None
-        if not (is_unknown and folder is not None and finding.field in _declared(str(_root(folder)))):
-            yield finding
+def declares(folder: Path | None, name: str) -> bool:
+    """Return whether a dataclass of the repository has a field of this name."""
+    return folder is not None and name in _fields(str(_root(folder)))
+
+
+def is_in_repository(folder: Path | None, name: str) -> bool:
+    """Return whether a program of the repository has a name anywhere in its text; also if there is no repository."""
+    return folder is None or any(name in text for text in _texts(str(_root(folder))))
 
 
 def _root(folder: Path) -> Path:
@@ -37,18 +37,21 @@ def _root(folder: Path) -> Path:
 
 
 @lru_cache(maxsize=16)
-def _declared(root: str) -> frozenset[str]:
+def _fields(root: str) -> frozenset[str]:
+    return frozenset(name for text in _texts(root) if _DATACLASS in text for name in _FIELD.findall(text))
+
+
+@lru_cache(maxsize=2)
+def _texts(root: str) -> tuple[str, ...]:
     if file_access.closed():
-        return frozenset()
-    names: set[str] = set()
+        return ()
+    found: list[str] = []
     for path in islice(_programs(root), MOST_FILES):
         try:
-            text = path.read_text(errors="replace") if path.stat().st_size <= MOST_BYTES else ""
+            found += [path.read_text(errors="replace")] if path.stat().st_size <= MOST_BYTES else []
         except OSError:
             continue
-        if _DATACLASS in text:
-            names.update(_FIELD.findall(text))
-    return frozenset(names)
+    return tuple(found)
 
 
 def _programs(root: str) -> Iterator[Path]:
