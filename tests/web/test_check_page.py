@@ -50,7 +50,7 @@ def test_the_page_opens_with_an_example_that_is_checked(client: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "more", "kept", "changed"),
     [
-        ("run.toml", TITAN, {}, "global_batch_size = 7  # odd", "tensor_parallel_degree = 4"),
+        ("run.toml", TITAN, {}, "global_batch_size = 7  # odd", "tensor_parallel_degree = 8"),
         ("run.yaml", AUTOMODEL, {}, "  strategy: fsdp2", "  tp_size: 2"),
         (
             "ds_config.json",

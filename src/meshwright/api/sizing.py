@@ -42,7 +42,7 @@ def size(request: requests.Size) -> Sizing:
         tokens = counted[0]
     asked = tokens is not None or request.days is not None
     if request.price is not None and not asked:
-        fix = (f"--tokens 1T --price {request.price}", f"--days 30 --price {request.price}")
+        fix: tuple[str, ...] = (f"--tokens 1T --price {request.price}", f"--days 30 --price {request.price}")
         reason = "needs a token budget or a number of days"
         if EPOCHS in map(recipe_key, request.overrides):  # of the recipe's dataset, whose samples are not counted
             reason += "; epochs are one if --dataset names a file or folder of this machine"
