@@ -165,7 +165,9 @@ def _cut(text: str) -> str:
 
 def short_number(value: float, digits: str = ",.4g", least: float = 1e6) -> str:
     """Return a count with the letter of its size, such as 1.5B; below `least` in full."""
-    letter, size = next(((letter, size) for letter, size in UNITS if value >= size >= least), ("", 0.0))
+    plain = digits.replace(",", "")
+    fitting = (one for one in UNITS if one[1] >= least and float(f"{value / one[1]:{plain}}") >= 1)  # 999.9M is 1B
+    letter, size = next(fitting, ("", 0.0))
     return f"{value / size:{digits}}{letter}" if size else f"{value:,.0f}"
 
 

@@ -30,6 +30,19 @@ def test_two_plans_are_side_by_side(client: Any, cli: Any) -> None:
         assert len(numbers) > 10
         assert all(value == at(answer["estimate"], path) for path, value in numbers.items())
     assert "the error of the estimates" in page.text
+    assert "fieldABgpus8xH1008xH200Keep" in "".join(page.text.split()), "what differs is the GPUs only"
+
+
+def test_requests_contracts_and_layouts_are_compared() -> None:
+    def plan(peft: Any, tp: int) -> dict[str, Any]:
+        question = {"model": "m", "gpus": "8xH100", "goal": "sft", "engine": "meshwright"}
+        return {"question": question, "contract": {"lr": 0.1, "peft": peft}, "layout": {"tp": tp, "pp": 1}}
+
+    assert presenters.differing(plan(None, 1), plan({"method": "lora", "rank": 16}, 2)) == [
+        {"name": "peft", "a": "–", "b": "method lora, rank 16"},
+        {"name": "tp", "a": "1", "b": "2"},
+    ]
+    assert presenters.differing(plan(None, 1), plan(None, 1)) == []
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,7 @@ def test_recipe_and_catalogues_have_the_numbers_of_their_commands(client: Any, c
     assert read(client, "/gpus").numbers["gpus"] == len(cli("gpus")["gpus"])
     assert read(client, "/rules").numbers["rules"] == len(cli("rules")["rules"])
     models = {one["name"]: one["parameters"]["total"] for one in cli("models")["models"]}
+    assert presenters.shortened(models["gemma3_1b"]) == "1B", "999,885,952 is not 1e+03M"
     shown = {path.removesuffix(".total"): n for path, n in read(client, "/models").numbers.items() if path != "models"}
     assert shown == models
 

@@ -39,6 +39,11 @@ def test_bands_are_areas(found: Any) -> None:
         assert all(row["low"] < row[name] < row["high"] for row in spec["data"]["values"])
 
 
+@pytest.mark.parametrize(("low", "high", "ticks"), [(1.5, 2000, [10, 100, 1000]), (30, 400, [50, 100, 200])])
+def test_axes_of_one_or_many_decades_have_round_ticks(low: float, high: float, ticks: list[float]) -> None:
+    assert charts.log_ticks([{"low": low, "high": high}]) == ticks
+
+
 def test_a_price_for_one_of_two_types_is_an_error_with_the_fix(client: Any) -> None:
     page = read(client, "/scale", {**QUERY, "price": "H100=2.5"}, 422)
     assert "has no price for H200" in page.text
@@ -53,7 +58,7 @@ def test_plan_and_scale_agree_on_the_smallest_cluster(client: Any, model: str, g
     asked = {"model": model, "gpu": gpu, "goal": goal, "max_gpus": "32"}
     sizes = client.get("/api/size", params=asked).json()
     assert plan["smallest_that_fits"] == sizes["smallest"]["gpus"]
-    without = next(one["gpus"] for one in sizes["sizes"] if one["fits"] and not one["levers"])
+    without = next(one["gpus"] for one in sizes["sizes"] if one["fits"] and not one["host_gib"])
     counts = [int(number) for number in re.findall(r"(\d+)x", plan["smallest_without_offload"])]
     assert without == counts[0] * (counts[1] if len(counts) > 1 else 1)
     text = " ".join(read(client, "/scale", asked).text.split())

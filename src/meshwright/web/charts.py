@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 NEAR = 2.5  # times the fastest step: the initial view
@@ -131,8 +132,8 @@ def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
     y = {
         "type": "quantitative",
         "title": title,
-        "scale": {"type": scale, **({"zero": True} if scale == "linear" else {})},
-        "axis": {"format": form},
+        "scale": {"type": scale, **({"zero": True} if scale == "linear" else {"nice": False})},
+        "axis": {"format": form, **({"values": log_ticks(kept)} if scale == "log" else {})},
     }
     color = {"field": "gpu", "type": "nominal", "title": None}
     shown = ".1%" if form == ".0%" else ",.4~g"
@@ -162,6 +163,14 @@ def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
             },
         ],
     }
+
+
+def log_ticks(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return powers of ten between the ends of bands; with few of them, also twice and five times each."""
+    low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
+    powers = [10.0**power for power in range(floor(log10(low)), ceil(log10(high)) + 1)]
+    inside = [one for one in powers if low <= one <= high]
+    return inside if len(inside) > 2 else [n * one for one in powers for n in (1, 2, 5) if low <= n * one <= high]
 
 
 def sides(found: Sequence[Mapping[str, Any]]) -> Spec | None:

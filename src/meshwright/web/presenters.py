@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import floor, hypot, log10
 from typing import Any
 from urllib.parse import urlencode
 
 from meshwright.api.inputs import Request, command_words
+from meshwright.display import short_number
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 STEP_PARTS = {
@@ -37,8 +39,9 @@ BUDGET = ("tokens", "days", "price", "currency")  # fields that add time and cos
 WIDE = 1000  # of a bar's own units
 LINK_BYTES = 28_000  # of a link; the server accepts a little more
 LINES, AROUND = 2_000, 3  # shown of a long text: those around its findings
-LARGEST = ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)
 SEVERITIES = ("error", "warning", "advice")
+ASKED = ("model", "gpus", "goal", "engine")
+COMPARED: dict[str, tuple[str, ...]] = {"question": ASKED, "contract": (), "layout": ()}  # (): all of its fields
 Answer = Mapping[str, Any]
 
 
@@ -129,12 +132,20 @@ def step(estimate: Answer) -> dict[str, Any]:
 
 
 def differing(a: Answer, b: Answer) -> list[dict[str, Any]]:
-    """Return two layouts field by field."""
-    names = [name for name in a["layout"] if name in b["layout"]]
+    """Return what differs between two plans, field by field: the request, the contract and the layout."""
     return [
-        {"name": name, "a": a["layout"][name], "b": b["layout"][name], "same": a["layout"][name] == b["layout"][name]}
-        for name in names
+        {"name": name, "a": _compared(a[part][name]), "b": _compared(b[part][name])}
+        for part, names in COMPARED.items()
+        for name in (names or a[part])
+        if name in b[part] and a[part][name] != b[part][name]
     ]
+
+
+def _compared(value: Any) -> str:
+    """Return a field's value in one line; of adapters, all of their fields."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_formatted(one)}" for name, one in value.items())
+    return "–" if value in (None, "", []) else _formatted(value)
 
 
 def faster_side(a: Answer, b: Answer) -> str:
@@ -349,12 +360,7 @@ def frontier_size(rows: Sequence[Mapping[str, Any]]) -> int:
     return count
 
 
-def shortened(number: float) -> str:
-    """Return a large number in short form: 70.6B."""
-    for letter, size in LARGEST:
-        if abs(number) >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:g}"
+shortened = partial(short_number, digits=".3g", least=1e3)
 
 
 def seconds(value: float) -> str:

@@ -56,7 +56,7 @@ async def _two_plans(request: Request, first: FormFields, second: FormFields) ->
     found = await asyncio.gather(*(_plan(request, form) for form in (first, second)))
     sides = [{"slot": slot, **one} for slot, one in zip(("A", "B"), found, strict=True)]
     answers: list[Answer] = [one["answer"] for one in sides if one["answer"]]
-    differing = presenters.differing(*answers) if len(answers) == 2 else []
+    differing = presenters.differing(*answers) if len(answers) == 2 else None
     faster = presenters.faster_side(*answers) if len(answers) == 2 else ""
     cli = "\n".join(one["cli"] for one in sides if one["answer"])
     return {"error": None, "sides": sides, "fields": differing, "answer": faster, "cli": cli}

@@ -274,7 +274,7 @@ async def compare(request: Request) -> HTMLResponse:
     found = await asyncio.gather(*(_one_layout(request, fields, form[slot]) for slot in slots))
     sides = [{"slot": slot.upper(), **one} for slot, one in zip(slots, found, strict=True)]
     answers = [one["answer"] for one in sides if one["answer"]]
-    differing = presenters.differing(answers[0], answers[1]) if len(answers) == 2 else []
+    differing = presenters.differing(*answers) if len(answers) == 2 else None
     return await page(request, "compare.html", sides=sides, fields=differing)
 
 
@@ -346,7 +346,7 @@ async def scale(request: Request) -> HTMLResponse:
         fixes=quick_choices.applied_fixes(error, form) if error else None,
         specs=charts.scaling(series),
         titles={name: row[0] for name, row in charts.SCALED.items()},
-        plain={one["gpu"]: next((s for s in one["sizes"] if s["fits"] and not s["levers"]), None) for one in series},
+        plain={one["gpu"]: next((s for s in one["sizes"] if s["fits"] and not s["host_gib"]), None) for one in series},
         plan_query=lambda one: _query(
             ASK, {**form, "gpus": f"{one['most_efficient']['nodes']}x{one['gpu'].split('x')[-1]}"}
         ),

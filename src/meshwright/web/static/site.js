@@ -81,7 +81,7 @@ function search() {
     && (!asked.count || plan[0].startsWith(`${asked.count}x`));
   for (const one of matching(asked.words)) {
     const plans = one.plans.filter(fits);
-    const title = element("h3", {}, element("a", { href: `${rootPath}${one.id}/index.html` }, one.id));
+    const title = element("h2", {}, element("a", { href: `${rootPath}${one.id}/index.html` }, one.id));
     rows.push(title, plans.length ? element("ul", { class: "chips" }, ...plans.map((plan) => chip(one.id, plan))) : element("p", { class: "small muted" }, "No page for these GPUs and this goal."));
     if (!plans.length) rows.push(command(one.id, `${asked.count || 8}x${(asked.gpu || "H100").toUpperCase()}`, asked.goal || "sft"));
   }
@@ -96,7 +96,7 @@ searchBox.addEventListener("input", search);
 searchForm.addEventListener("submit", (event) => {
   event.preventDefault();
   search();
-  const first = foundBox.querySelector(".chips a") || foundBox.querySelector("h3 a");
+  const first = foundBox.querySelector(".chips a") || foundBox.querySelector("h2 a");
   if (first) location.href = first.href;
 });
 
