@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import check
-from meshwright.frameworks import CheckResult
+from meshwright.frameworks import CheckResult, checkout
 
 AUTOMODEL = """
 recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -184,3 +184,19 @@ def test_a_module_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not errors(found)
     (tmp_path / "examples" / "b.sh").write_text(run.format("rnn_vx"))
     assert errors(check("examples/b.sh")) == {("torchtitan.preset", "module")}
+
+
+def test_a_key_of_the_checkout_that_selects_its_data_needs_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TITAN.replace('[data]\ndataset_path = "org/cells"\n', "")
+    text = text.replace("[training]", '[training]\ndataset = ""\ndataloader = "mixtures"')
+    source = dict(TITAN_LOADERS["argparse"])
+    assert ("torchtitan.dataset-name", "training.dataset") in errors(
+        checked(text.replace('dataloader = "mixtures"\n', ""), "a.toml", source, tmp_path, monkeypatch)
+    )
+    own = Path("torchtitan/config_manager.py")
+    own.write_text(f"{own.read_text()}parser.add_argument('--training.dataloader', type=str)\n")
+    Path("examples/b.toml").write_text(text)
+    checkout._names.cache_clear()
+    assert errors(check("examples/b.toml")) == set()

@@ -290,3 +290,18 @@ def test_torchtitan_divides_by_the_checkpoint_interval(tmp_path: Path) -> None:
     text += "[checkpoint]\nenable = {}\ninterval = 0\n"
     assert found(check(written(tmp_path, "a.toml", text.format("true")))) == ["torchtitan.no-checkpoint-interval"]
     assert found(check(written(tmp_path, "b.toml", text.format("false")))) == []
+
+
+def test_a_fork_with_several_flags_of_its_own_may_have_other_fp8_kernels(tmp_path: Path) -> None:
+    fp8 = "--fp8-format hybrid --fp8-recipe tensorwise --ffn-hidden-size 8200"
+    assert found(script(tmp_path, fp8)) == ["precision.fp8-widths"]
+    own = "--quantized-comm --own-kernels --intra-node-experts --bind-cores 4 --trace-kernels"
+    result = script(tmp_path, f"{fp8} {own}")
+    assert found(result) == []
+    assert "precision.fp8-widths" in found(result, "warning")
+
+
+def test_experts_of_deepspeed_are_split_without_sequence_parallelism(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--tensor-model-parallel-size 8 --num-experts 8")
+    flags += " --moe-expert-parallel-size 8 --no-pipeline-parallel"
+    assert "sequence_parallel.required-by-moe" not in found(deepspeed(tmp_path, flags))

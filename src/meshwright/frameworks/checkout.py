@@ -39,13 +39,15 @@ REMOVED = ("key.removed", "torchtitan.other-version")
 UNKNOWN_FLAG = "megatron-bridge.unknown-flag"
 KEYS = ("key.unknown", "key.unused", "automodel.target-keyword", UNKNOWN_FLAG, *REMOVED)
 FLAT = ("axolotl", "llama-factory", "ms-swift", "trl")  # frameworks whose keys are arguments, without sections
+DATASET = "torchtitan.dataset-name"
 VALUES = (
     "value.invalid",
     "automodel.recipe-unknown",
     "megatron-bridge.unknown-recipe",
-    "torchtitan.dataset-name",
+    DATASET,
     "torchtitan.model-name",
 )
+OWN_DATA = "data"  # start of the name of a key that selects the data of a checkout
 PRESET = "torchtitan.preset"
 MODULES = ("models", "experiments")  # folders of torchtitan whose packages --module names
 MEMORY = "memory."  # start of the rules on what fits
@@ -86,6 +88,8 @@ def without_newer_names(
         return list(findings), []
     written = {**content.settings, **settings}  # a front end's settings are those of the Trainer
     newer = [one for one in findings if _is_defined(framework, root, written, one)]
+    if any(one.field.rpartition(".")[2].startswith(OWN_DATA) for one in newer):  # it names the loader, not a dataset
+        newer += [one for one in findings if one.rule == DATASET and one not in newer]
     if not newer:
         return _without_effect(framework, root, findings), []
     names = ", ".join(dict.fromkeys(one.field for one in newer))

@@ -42,8 +42,8 @@ PINNED = frozenset(("third_party", "thirdparty", "3rdparty", "third-party", "sub
 """Folders of a repository with other repositories, each at a commit of its own."""
 ADDED = "must add it"  # in the warning on a name that the program beside the framework must define
 FORK = 5  # names of its own from which a program may build another model, or validate its arguments otherwise
-OF_THE_MODEL = ("megatron-lm.", "memory.", "pipeline.even-split")
-"""Starts of the rules that such a program may not have, as with layers that compute nothing or adapters of its own."""
+OF_THE_MODEL = ("megatron-lm.", "memory.", "pipeline.even-split", "precision.fp8-widths")
+"""Starts of the rules that such a program may not have, as with layers that compute nothing, or FP8 kernels of its own."""
 OF_MEGATRON = tuple(
     f"megatron-lm.{name}"
     for name in ("max-connections", "query-groups", "head-dim", "virtual-layers", "batch-schedule")

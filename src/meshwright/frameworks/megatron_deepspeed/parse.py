@@ -49,8 +49,11 @@ OWN_FLAGS = frozenset((
     "--deepspeed-activation-checkpointing", "--moe-expert-parallel-size",
 ))  # fmt: skip
 """Flags that Megatron-LM has not."""
-OTHER_ENGINE = ("schedule.no-interleaving", "strategy.tied-fsdp2", "strategy.fsdp2-ep", "precision.fp16-fsdp2")
-"""Rules on Megatron-LM's schedule and shards: DeepSpeed's pipeline has no interleaving, and its ZeRO no such limits."""
+OTHER_ENGINE = (
+    "schedule.no-interleaving", "strategy.tied-fsdp2", "strategy.fsdp2-ep", "precision.fp16-fsdp2",
+    "sequence_parallel.required-by-moe",
+)  # fmt: skip
+"""Rules on Megatron-Core's schedule, shards and experts: DeepSpeed's pipeline, ZeRO and MoE layer have no such limits."""
 SPLIT_BY_LAYERS = ("pipeline.more-stages-than-layers", "memory.state", "memory.peak")
 """Rules on stages of whole layers."""
 REPLACED_RULES = frozenset((
