@@ -136,3 +136,12 @@ def test_the_tools_are_shown_as_json(meshwright: Any) -> None:
     found = meshwright("mcp", "--json").json
     assert [tool["name"] for tool in found["tools"]] == list(TOOLS)
     assert all(tool["input"] == input_schema(TOOLS[tool["name"]], files=True) for tool in found["tools"])
+
+
+def test_a_layout_that_cannot_be_built_has_no_memory() -> None:
+    asked = {"target": "llama3_8b_pretrain_config", "gpus": "8xH100"}
+    assert (
+        "memory: no figures, this layout cannot be built"
+        in reply("check", {**asked, "overrides": ["layout.tp=3"]}).text
+    )
+    assert " GiB per GPU (" in reply("check", asked).text

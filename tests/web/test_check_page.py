@@ -45,6 +45,7 @@ def test_the_page_opens_with_an_example_that_is_checked(client: Any) -> None:
     assert "example" in page.text
     assert page.numbers["findings.error"] >= 3
     assert "Apply fixes" in page.text
+    assert "Memory of this layout" not in page.text, "64 GPUs are not divisible by 48: it cannot be built"
 
 
 @pytest.mark.parametrize(

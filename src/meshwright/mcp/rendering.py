@@ -200,8 +200,9 @@ def check(answer: Answer) -> str:
 
 
 def _memory_verdict(estimate: Answer) -> str:
-    refused = "" if estimate["fits"] else ", does NOT fit or cannot be built"
-    return f"memory: {_memory(estimate)}{refused}"
+    if estimate["step_s"] is None:
+        return "memory: no figures, this layout cannot be built: see the findings"
+    return f"memory: {_memory(estimate)}{'' if estimate['fits'] else ', does NOT fit'}"
 
 
 def compare(answer: Answer) -> str:

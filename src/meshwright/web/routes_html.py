@@ -376,7 +376,8 @@ async def check(request: Request) -> HTMLResponse:
     shown: dict[str, Any] = {"corrected": corrected, "opened": opened}
     if found:
         shown |= presenters.findings_by_line(found["findings"], form["text"])
-        shown["memory"] = presenters.memory(found["estimate"]) if found["estimate"] else None
+        can_be_built = found["estimate"] and found["estimate"]["step_s"] is not None
+        shown["memory"] = presenters.memory(found["estimate"]) if can_be_built else None
         shown["permalink"] = presenters.query(form) if presenters.linkable(form) else ""
         shown["can_apply"] = bool(found.get("corrected", {}).get("applied")) and not found["ok"]
     choices = ("", api.ENGINES[0], *api.FRAMEWORKS)
