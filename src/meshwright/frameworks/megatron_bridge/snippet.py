@@ -69,6 +69,10 @@ class _Config:
         self.model = ""
 
 
+_Section = tuple[_Config, str]
+"""A config and the key of one of its sections; the key is empty for the config itself."""
+
+
 class _Reader:
     def __init__(self, path: str, tree: ast.Module) -> None:
         self.path = path
@@ -86,12 +90,15 @@ class _Reader:
         self.options = _option_defaults(tree)
         self.parsed = _parsed_names(tree)
         self.configs: dict[str, _Config] = {}
-        self.trained = ""  # name of the config passed to the training function
+        self.aliases: dict[str, _Section] = {}  # other names of configs and their sections
+        self.entered: list[str] = []  # functions whose call is being visited
+        self.trained: str | _Config = ""  # the config passed to the training function, or its name
         self.goal: Goal | None = None
 
     def result(self) -> ParsedRun | None:
         """Return the trained config, else the first one, else None."""
-        one = self.configs.get(self.trained) or next((c for c in self.configs.values() if c.recipe or c.settings), None)
+        named_one = self.configs.get(self.trained) if isinstance(self.trained, str) else self.trained
+        one = named_one or next((c for c in self.configs.values() if c.recipe or c.settings), None)
         if one is None or not (one.recipe or one.settings):
             return None
         if one.recipe is not None:
@@ -127,6 +134,11 @@ class _Reader:
             inner = reason if _is_main(node.test) else CONDITION
             self.block(node.body, inner)
             self.block(node.orelse, CONDITION)
+        elif isinstance(node, ast.For) and (elements := _elements(node)):
+            for element in elements:
+                self.assign(node.target, element, reason)
+                self.block(node.body, reason)
+            self.block(node.orelse, reason)
         elif isinstance(node, ast.For | ast.While):
             self.block([*node.body, *node.orelse], CONDITION)
         elif isinstance(node, ast.Try):
@@ -149,15 +161,30 @@ class _Reader:
         if isinstance(target, ast.Name):
             self.bind(target.id, value, reason)
             return
+        if isinstance(target, ast.Tuple | ast.List):
+            self.unpack(target.elts, value, reason)
+            return
         config, path = self.path_of(target)
         if config is not None and path:
             self.put(config, path, value, reason)
 
+    def unpack(self, targets: list[ast.expr], value: ast.expr, reason: str) -> None:
+        """Assign the elements of `a, b = x, y`; without elements of their own, targets are known at run time."""
+        values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        if len(values) != len(targets) or any(isinstance(one, ast.Starred) for one in (*targets, *values)):
+            values, reason = [value] * len(targets), reason or RUNTIME_ONLY
+        for target, one in zip(targets, values, strict=True):
+            self.assign(target, one, reason)
+
     def bind(self, name: str, value: ast.expr, reason: str) -> None:
-        """Bind a name to a config or a constant."""
+        """Bind a name to a config, a section of one, or a constant."""
         called = self.called(value)
-        if called in self.functions and isinstance(value, ast.Call):
-            self.configs[name] = self.returned(self.functions[called])
+        section = self.section(value)
+        self.aliases.pop(name, None)
+        if section is not None:
+            self.aliases[name] = section
+        elif called in self.functions and isinstance(value, ast.Call):
+            self.configs[name] = self.enter(self.functions[called], value, reason)
         elif called in COMMON or (called.endswith("_config") and isinstance(value, ast.Call)):
             config = self.configs[name] = _Config()
             elsewhere = called in self.assigned or not self.modules.get(called, RECIPES).startswith(RECIPES)
@@ -177,11 +204,37 @@ class _Reader:
             except _Unresolved:
                 self.names.pop(name, None)
 
+    def is_config(self, name: str) -> bool:
+        return name in self.configs or name in self.aliases
+
+    def section(self, node: ast.expr) -> _Section | None:
+        """Return the config or section that an expression names; None for a value that the file sets."""
+        config, key = self.path_of(node)
+        return None if config is None or key in config.settings else (config, key)
+
+    def enter(self, function: ast.FunctionDef, node: ast.Call, reason: str) -> _Config:
+        """Visit a function with the configs and sections that a call passes to it; return the config it returns."""
+        parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        passed = dict(zip(parameters, node.args, strict=False))
+        passed |= {one.arg: one.value for one in node.keywords if one.arg}
+        given = {name: section for name, value in passed.items() if (section := self.section(value)) is not None}
+        if not given or function.name in self.entered:
+            return self.returned(function)
+        outer, self.aliases = self.aliases, self.aliases | given
+        self.entered.append(function.name)
+        self.block(function.body, reason)
+        config = self.returned(function)
+        self.entered.pop()
+        self.aliases = outer
+        return config
+
     def returned(self, function: ast.FunctionDef) -> _Config:
         """Return the config that a function of the file returns, as far as it is known."""
         for node in ast.walk(function):
-            if isinstance(node, ast.Return) and isinstance(node.value, ast.Name) and node.value.id in self.configs:
-                return self.configs[node.value.id]
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
+                config, key = self.path_of(node.value)
+                if config is not None and not key:
+                    return config
             if isinstance(node, ast.Return) and self.called(node.value) == "ConfigContainer":  # type: ignore[arg-type]
                 config = _Config()
                 self.fields(config, "", node.value, "")  # type: ignore[arg-type]
@@ -196,7 +249,10 @@ class _Reader:
             first = node.args[0] if node.args else named[0] if named else None
             if isinstance(first, ast.Call):
                 self.bind("", first, reason)
-            self.trained = first.id if isinstance(first, ast.Name) else ""
+            name = first.id if isinstance(first, ast.Name) else ""
+            self.trained = self.aliases[name][0] if name in self.aliases else name
+        elif called in self.functions:
+            self.enter(self.functions[called], node, reason)
         elif called == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
             (config, path), name = self.path_of(node.args[0]), str(node.args[1].value)
             if config is not None:
@@ -210,8 +266,10 @@ class _Reader:
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
-        config = self.configs.get(node.id) if isinstance(node, ast.Name) else None
-        return config, ".".join(reversed(parts))
+        if not isinstance(node, ast.Name):
+            return None, ""
+        config, section = self.aliases.get(node.id) or (self.configs.get(node.id), "")
+        return config, ".".join(one for one in (section, *reversed(parts)) if one)
 
     def put(self, config: _Config, key: str, node: ast.expr, reason: str) -> None:
         """Record an assignment to a config key."""
@@ -294,7 +352,7 @@ class _Reader:
                 return _bounded(OPERATORS[type(node.op)](left, right))
             except (ZeroDivisionError, OverflowError):
                 raise _Unresolved from None
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in self.configs:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and not self.is_config(node.value.id):
             owner = node.value.id
             if owner in self.parsed:
                 return self.options[node.attr] if self.options.get(node.attr) is not None else _fail()
@@ -323,6 +381,13 @@ class _Reader:
             except (TypeError, ValueError, OverflowError):
                 raise _Unresolved from None
         raise _Unresolved
+
+
+def _elements(loop: ast.For) -> list[ast.expr]:
+    """Return the written elements of `for one in (x, y)`; none if the loop may end early."""
+    ends_early = any(isinstance(one, ast.Break | ast.Continue) for one in ast.walk(loop))
+    written = isinstance(loop.iter, ast.Tuple | ast.List) and len(loop.iter.elts) <= MAX_DEPTH
+    return loop.iter.elts if written and not ends_early else []  # type: ignore[attr-defined]  # written
 
 
 def _option_defaults(tree: ast.Module) -> dict[str, Any]:
