@@ -12,7 +12,7 @@ from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapp
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.megatron_bridge import bridge_recipes
+from meshwright.frameworks.megatron_bridge import bridge_recipes, snippet
 from meshwright.models import find
 from meshwright.recipes import index
 from meshwright.recipes.key_maps.pipeline_layout import parse_pipeline_layout
@@ -336,6 +336,18 @@ CASES = (
         [("megatron-bridge.unused-backend", 7)],
         "2x8xH200",
     ),
+    Case(
+        "a bias beside softmax scores",
+        with_line(EXPERTS, "model.moe_router_enable_expert_bias=true"),
+        [("megatron-bridge.bias-needs-sigmoid", 7), ("moe.bias-changes-scores", 7)],
+        "2x8xH200",
+    ),
+    Case(
+        "a bias beside sigmoid scores",
+        with_line(EXPERTS, "model.moe_router_enable_expert_bias=true model.moe_router_score_function=sigmoid"),
+        [("moe.bias-changes-scores", 7)],
+        "2x8xH200",
+    ),
     Case("batch", replaced(PRETRAIN, ("batch_size=512", "batch_size=500")), [("batch.divides", 0)]),
     Case(
         "two lengths of the run",
@@ -447,6 +459,60 @@ def test_gpus_from_launcher_else_from_name() -> None:
     started = f"torchrun --nnodes=4 --nproc-per-node=8 scripts/training/run_recipe.py --recipe {name}\n"
     assert str(check(started).cluster) == "4x8xH100"
     assert check(started).recipe.train.global_batch_size == 2 * 1024  # benchmarks keep their samples per GPU
+
+
+ALIASED = """\
+from megatron.bridge.recipes.qwen import qwen3_30b_a3b_pretrain_config as base
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.gpt_step import forward_step
+
+
+def parallel(model, job, experts=2):
+    model.expert_model_parallel_size = 4
+    job.train.micro_batch_size = 2
+    return job
+
+
+def start(config):
+    pretrain(config, forward_step)
+
+
+def main():
+    recipe = base()
+    m, t = recipe.model, recipe.train
+    recipe = parallel(m, job=recipe)
+    t.global_batch_size = 1152
+    same = recipe
+    same.optimizer.lr, same.optimizer.min_lr = 3e-5, 3e-6
+    for part in (m, recipe.dataset):
+        part.seq_length = 8192
+    m.context_parallel_size = cp = 2
+    m.tensor_model_parallel_size = m.context_parallel_size
+    m, recipe.train.train_iters = load()
+    m.pipeline_model_parallel_size = 8  # of an unknown object
+    start(recipe)
+
+
+main()
+"""
+
+
+def test_settings_through_other_names_of_a_config_are_read() -> None:
+    read = snippet.read(frameworks.content_of(ALIASED, "train.py")).settings
+    expected = {
+        "model.expert_model_parallel_size": 4,
+        "train.micro_batch_size": 2,
+        "train.global_batch_size": 1152,
+        "optimizer.lr": 3e-5,
+        "optimizer.min_lr": 3e-6,
+        "model.seq_length": 8192,
+        "dataset.seq_length": 8192,
+        "model.context_parallel_size": 2,
+        "model.tensor_model_parallel_size": 2,
+    }
+    assert {key: read[key].value for key in expected} == expected
+    assert read["train.train_iters"].unresolved
+    assert "model.pipeline_model_parallel_size" not in read
 
 
 def test_runtime_values_are_unresolved() -> None:

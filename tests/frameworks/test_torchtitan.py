@@ -512,7 +512,7 @@ FIELDS = draws(
     moe__force_balance=st.booleans(),
 )
 THERE = {
-    "precision.grads": "fp32", "precision.reduce": "fp32", "moe.balancing": "bias", "moe.aux_loss": 1e-3,
+    "precision.grads": "fp32", "precision.reduce": "fp32", "moe.balancing": "bias", "moe.aux_loss": 0.0,
     "checkpoint.export": "none", "data.dataset": "c4", "layout.recompute_modules": (), "moe.dispatcher": "alltoall",
     "precision.matmul": "same", "layout.stage_layers": (), "train.mtp_loss": 0.0, "layout.vp": 1,
     "layout.pp_schedule": "1f1b", "layout.cp_comm": "ring", "kernels.loss": "vocab_parallel", "layout.ep": 1,

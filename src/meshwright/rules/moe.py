@@ -245,6 +245,20 @@ def balancing_bias_missing(c: Case) -> Column:
 
 
 @rule(
+    "moe.bias-changes-scores",
+    "warning",
+    "balancing",
+    engines=("megatron",),
+    message="balancing=bias makes the router score experts with sigmoids on megatron; {family} models use a softmax",
+    symptom="the router differs from that of the published model: its checkpoints load, but choose other experts",
+    cause="Megatron refuses a balancing bias beside softmax scores",
+    fixes=({"balancing": ["aux_loss"]}, {"balancing": ["aux_loss"], "aux_loss": [1e-3]}),
+)
+def bias_beside_softmax(c: Case) -> Column:
+    return c.is_moe & (c.balancing == "bias") & not_(c.balance_bias)
+
+
+@rule(
     "moe.drops-tokens",
     "warning",
     "capacity_factor",

@@ -199,6 +199,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "moe.no-capacity": ({"spec": MIXTURE, "capacity_factor": 1.25}, {"capacity_factor": 0.0}),
     "moe.balanced-without-bias": ({"spec": BALANCED, "balancing": "aux_loss"}, {"balancing": "bias"}),
     "moe.bias-balancing": ({"spec": MIXTURE, "balancing": "bias"}, {"balancing": "aux_loss"}),
+    "moe.bias-changes-scores": (
+        {"engine": "megatron", "strategy": "zero1", "spec": MIXTURE, "balancing": "bias"},
+        {"spec": BALANCED},
+    ),
     "moe.drops-tokens": ({"spec": MIXTURE, "capacity_factor": 0.8}, {"capacity_factor": 1.25}),
     "moe.router-precision": ({"spec": MIXTURE, "router_dtype": "bf16"}, {"router_dtype": "fp32"}),
     # dispatch

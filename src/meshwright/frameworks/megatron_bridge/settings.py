@@ -29,6 +29,9 @@ SHOWN = (
     "train.micro_batch_size", "dataset.seq_length", "train.train_iters", "optimizer.lr",
 )  # fmt: skip
 BIAS, BALANCING_LOSS = "model.moe_router_enable_expert_bias", "model.moe_router_load_balancing_type"
+ROUTER_SCORES = "model.moe_router_score_function"
+BIAS_SCORES = ("sigmoid", "sqrtsoftplus")
+"""Scores of a router that Megatron accepts beside a bias."""
 SHOWN_IF_PARALLEL = ("model.context_parallel_size", "model.expert_model_parallel_size")
 """Keys written even if they equal the base recipe."""
 
@@ -108,6 +111,8 @@ def difference(
             changed[key] = value
     if BIAS in changed:  # the loss beside a bias depends on another key: it is stated
         changed[BALANCING_LOSS] = after[BALANCING_LOSS]
+        if changed[BIAS] and model.moe is not None and not model.moe.balance_bias:
+            changed[ROUTER_SCORES] = BIAS_SCORES[0]  # those of the recipe are a softmax, which a bias excludes
     layout_key = "model.pipeline_model_parallel_layout"
     moved = (recipe.layout.pp, recipe.layout.vp) != (base.layout.pp, base.layout.vp)
     if moved and recipe.layout.stage_layers and layout_key in after:

@@ -35,7 +35,7 @@ def derived_values(settings: dict[str, SourcedValue], model: ModelSpec | None, t
     if tp_is_sp:
         fields["layout.sp"] = int_value(settings, "parallelism.tensor_parallel_degree") > 1
     if model is not None and model.moe is not None:
-        fields["moe.balancing"] = "bias"
+        fields |= {"moe.balancing": "bias", "moe.aux_loss": 0.0}  # it has no balancing loss
     return (
         fields
         | _betas(settings)

@@ -11,6 +11,7 @@ from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.parsed_config import get_value
 from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, get_int, rule, uses_runner
+from meshwright.frameworks.megatron_bridge.settings import BIAS, BIAS_SCORES, ROUTER_SCORES
 from meshwright.frameworks.schedule_units import UNIT_KEYS, counts_samples
 
 
@@ -215,6 +216,17 @@ def _per_token_average(ctx: RuleContext) -> Problem | None:
     )
 
 
+def _bias_needs_sigmoid(ctx: RuleContext) -> Problem | None:
+    experts = ctx.case.model.moe if ctx.case is not None else None
+    if get_value(ctx.parsed.settings, BIAS) is not True or experts is None:
+        return None
+    scores = ctx.parsed.settings.get(ROUTER_SCORES)
+    if experts.balance_bias if scores is None else scores.unresolved or scores.value in BIAS_SCORES:
+        return None
+    fixes = (format_override(ROUTER_SCORES, BIAS_SCORES[0]), format_override(BIAS, False))
+    return Problem(f"{BIAS}=true needs {ROUTER_SCORES}={BIAS_SCORES[0]}", fixes, key=BIAS)
+
+
 def _unused_backend(ctx: RuleContext) -> Problem | None:
     key = "model.moe_flex_dispatcher_backend"
     if not (uses_runner(ctx) or ctx.is_set("recipe")) or get_value(ctx.parsed.settings, key) is None:
@@ -308,6 +320,11 @@ RULES = (
         "per-token-average", "error", ("ddp.average_in_collective",), _per_token_average,
         "AssertionError: cannot average in collective when calculating per-token loss",
         "ranks have different numbers of tokens, and pretraining recipes average over ranks",
+    ),
+    rule(
+        "bias-needs-sigmoid", "error", (BIAS, ROUTER_SCORES), _bias_needs_sigmoid,
+        "ValueError about the expert bias while the model's config is built",
+        "the bias applies to independent per-expert scores, and the recipe's are a softmax",
     ),
     rule(
         "unused-backend", "warning", ("model.moe_flex_dispatcher_backend",), _unused_backend,
