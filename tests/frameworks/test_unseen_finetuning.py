@@ -9,6 +9,7 @@ import pytest
 
 from meshwright import check, estimate
 from meshwright.errors import InputError
+from meshwright.frameworks import repository
 
 SWIFT = "swift sft --model Qwen/Qwen3-8B --dataset d.jsonl --tuner_type lora --swanlab_mode cloud"
 PARSED = """from transformers import HfArgumentParser, Trainer, TrainingArguments, AutoModelForCausalLM
@@ -339,3 +340,133 @@ def test_bits_that_ms_swift_does_not_have_and_schedules_of_no_name_are_errors(tm
     assert findings(path) == ["value.invalid"]
     assert findings(written(path, f"{SWIFT} --quant_method bnb --quant_bits 4")) == []
     assert findings(written(path, f"{SWIFT} --lr_scheduler_type cosinus")) == ["value.invalid"]
+
+
+LAUNCH = "accelerate launch train.py --learning_rate 1e-4 \\\n  --bf16 true"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("\n", "has no backslash"),
+        (" \\ \n", "blanks follow"),
+        (" \\ # comment\n", "a comment follows"),
+        (" \\\n\n", "is empty"),
+        (" \\\n# --seed 2 \\\n", "is a comment"),
+    ],
+)
+def test_a_command_that_ends_before_its_last_flags_is_reported(tmp_path: Path, end: str, reason: str) -> None:
+    written(tmp_path / "train.py", PARSED)
+    script = written(tmp_path / "run.sh", f"{LAUNCH}{end}  --max_steps 100 \\\n  --seed 3\n")
+    [found] = [one for one in check(str(script)).findings if one.rule == "launch.cut-command"]
+    assert found.severity == "warning"
+    assert reason in found.message
+    assert "--max_steps, --seed" in found.message
+    assert "of line 1" in found.message
+    assert found.line == len(f"{LAUNCH}{end}".splitlines()) + 1
+
+
+def test_a_command_that_is_continued_is_whole(tmp_path: Path) -> None:
+    written(tmp_path / "train.py", PARSED)
+    script = written(tmp_path / "run.sh", f"{LAUNCH} \\\n  --max_steps 100\necho -n done\n")
+    assert "launch.cut-command" not in findings(script, "warning")
+
+
+@pytest.mark.parametrize(
+    ("options", "severity"),
+    [
+        ("--num_generations 7", "error"),
+        ("--num_generations 8 --eval_strategy steps --per_device_eval_batch_size 3", "error"),
+        ("--num_generations 8 --generation_batch_size 20", "error"),
+        ("--num_generations 4 --steps_per_generation 2", ""),
+        ("--num_generations 8", ""),
+    ],
+)
+def test_answers_of_a_prompt_fit_the_batch_of_ms_swift(tmp_path: Path, options: str, severity: str) -> None:
+    start = "NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1,2,3 swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B"
+    batch = "--dataset d.jsonl --per_device_train_batch_size 2 --gradient_accumulation_steps 2"
+    script = written(tmp_path / "run.sh", f"{start} {batch} {options}")
+    assert findings(script) == ([] if not severity else ["value.invalid"])
+
+
+def test_answers_of_a_prompt_fit_the_batch_of_trl(tmp_path: Path) -> None:
+    start = "trl grpo --model_name_or_path Qwen/Qwen3-8B --dataset_name d --per_device_train_batch_size 2"
+    assert findings(written(tmp_path / "run.sh", f"{start} --num_generations 6 --num_processes 4")) == ["value.invalid"]
+    assert findings(written(tmp_path / "run.sh", f"{start} --num_generations 8 --num_processes 4")) == []
+    open_count = written(tmp_path / "run.sh", f"{start} --num_generations 6")
+    assert findings(open_count) == []
+    assert "value.invalid" in findings(open_count, "warning")
+
+
+AXOLOTL_GRPO = """base_model: Qwen/Qwen3-8B
+rl: grpo
+learning_rate: 1e-5
+datasets:
+  - path: data.jsonl
+    type: chat_template
+trl:
+  num_generations: NUMBER
+micro_batch_size: 4
+gradient_accumulation_steps: 2
+"""
+
+
+@pytest.mark.parametrize(("number", "severity"), [(6, "warning"), (131, "error"), (4, "")])
+def test_answers_of_a_prompt_fit_the_batch_of_axolotl(tmp_path: Path, number: int, severity: str) -> None:
+    config = written(tmp_path / "a.yml", AXOLOTL_GRPO.replace("NUMBER", str(number)))
+    found = [one.severity for one in check(str(config)).findings if one.field == "trl.num_generations"]
+    assert found == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("template", "severity"),
+    [("chatlm", "error"), ("phi3", "error"), ("vicuna", "warning"), ("chatml", ""),
+     ("tokenizer_default_fallback_lama3", "error"), ("tokenizer_default_fallback_llama3", "")],
+)  # fmt: skip
+def test_chat_templates_of_axolotl(tmp_path: Path, template: str, severity: str) -> None:
+    config = "base_model: Qwen/Qwen3-8B\nlearning_rate: 1e-5\nsequence_len: 2048\n"
+    data = "datasets:\n  - path: d.jsonl\n    type: chat_template\n"
+    for text in (f"{config}{data}chat_template: {template}\n", f"{config}{data}    chat_template: {template}\n"):
+        found = [one.severity for one in check(str(written(tmp_path / "a.yml", text))).findings
+                 if one.field.endswith("chat_template")]  # fmt: skip
+        assert found == ([severity] if severity else [])
+
+
+def test_auto_that_deepspeed_drops_is_no_error_of_programs_that_call_it(tmp_path: Path) -> None:
+    config = deepspeed(tmp_path, zero_optimization={"stage": 2, "sub_group_size": "auto"})
+    assert findings(config) == ["deepspeed.auto-not-filled"]
+    written(tmp_path / "main.py", "engine, *_ = deepspeed.initialize(model=model, config=config)\n")
+    written(tmp_path / "README.md", "")
+    changed = deepspeed(tmp_path, zero_optimization={"stage": 3, "sub_group_size": "auto"})
+    repository._texts.cache_clear()
+    assert findings(changed) == []
+    assert "deepspeed.auto-not-filled" in findings(changed, "warning")
+
+
+def test_a_share_of_steps_was_accepted_by_older_releases_of_axolotl(tmp_path: Path) -> None:
+    config = AXOLOTL_GRPO.replace("NUMBER", "8")
+    assert findings(written(tmp_path / "a.yml", f"{config}logging_steps: 0.2\n")) == []
+    assert findings(written(tmp_path / "a.yml", f"{config}logging_steps: 1.5\n")) == ["value.invalid"]
+
+
+def test_what_a_file_of_another_program_leaves_out_is_no_error(tmp_path: Path) -> None:
+    config = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nload_in_4bit: true\n"
+    assert findings(written(tmp_path / "t.yaml", config)) == ["value.invalid"]
+    own = "train_file: a\nhouse_prompt: b\nmax_samples: 3\nextra_bits: 1\n"
+    assert findings(written(tmp_path / "t.yaml", config + own)) == []
+
+
+def test_a_llama_factory_file_may_leave_its_model_to_the_command(tmp_path: Path) -> None:
+    config = "stage: sft\ndo_train: true\nfinetuning_type: lora\ntemplate: qwen\ndataset: d\noutput_dir: o\n"
+    path = written(tmp_path / "t.yaml", config)
+    assert findings(path) == []
+    assert "key.missing" in findings(path, "warning")
+
+
+def test_a_config_of_another_machine_is_found_by_the_end_of_its_path(tmp_path: Path) -> None:
+    written(tmp_path / "train.py", PARSED)
+    (tmp_path / "configs").mkdir()
+    written(tmp_path / "configs" / "a.yaml", "learning_rate: 1e-5\nbf16: true\nfp16: true\n")
+    launch = "accelerate launch --config_file /home/me/repo/configs/ddp.yaml train.py --output_dir o"
+    written(tmp_path / "configs" / "ddp.yaml", "distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: b16\n")
+    assert "value.invalid" in findings(written(tmp_path / "run.sh", launch))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.clusters import Cluster
+from meshwright.frameworks import cut_commands
 from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.types import SourcedValue, as_int
@@ -52,6 +53,8 @@ RULES = (
                "a variable of a debugging session stays in force"),
     LaunchRule("launch.literal-quotes", "error", "the program rejects a value, or opens a file whose name has quotes",
                "the shell removes the quotes of a command, not those inside a string that a variable holds"),
+    LaunchRule(cut_commands.RULE, "warning", "--learning_rate: command not found, after a training without it",
+               "a line of the command has no backslash, blanks after it, or is followed by an empty line or a comment"),
     LaunchRule("launch.signal", "warning", "the job ends at its time limit without a checkpoint of the last steps",
                "the signal before the time limit reaches nothing that saves"),
 )  # fmt: skip
@@ -65,7 +68,7 @@ SEVERITY = {one.id: one.severity for one in RULES}
 
 def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
     """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
-    quoted = [*_literal_quotes(content), *_signal(content, parsed)]
+    quoted = [*cut_commands.cut_findings(content), *_literal_quotes(content), *_signal(content, parsed)]
     any_launch = imported_launch(content, parsed)
     given_on = cluster if gpus is not None else None
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))

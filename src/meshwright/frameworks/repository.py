@@ -18,6 +18,8 @@ MOST_FILES, MOST_BYTES = 400, 400_000
 SKIPPED = ("node_modules", "site-packages", "__pycache__")
 _FIELD = re.compile(r"(?m)^[ \t]+(\w+)[ \t]*:[ \t]*[A-Za-z_]")
 _DATACLASS = "@dataclass"
+STARTS_DEEPSPEED = "deepspeed.initialize("
+_FILLS_AUTO = re.compile(r"Trainer\(|Accelerator\(|HfDeepSpeedConfig\(")
 
 
 def declares(folder: Path | None, name: str) -> bool:
@@ -28,6 +30,12 @@ def declares(folder: Path | None, name: str) -> bool:
 def is_in_repository(folder: Path | None, name: str) -> bool:
     """Return whether a program of the repository has a name anywhere in its text; also if there is no repository."""
     return folder is None or any(name in text for text in _texts(str(_root(folder))))
+
+
+def starts_deepspeed_itself(folder: Path | None) -> bool:
+    """Return whether programs of the repository call DeepSpeed, and none has what fills in auto in its config."""
+    texts = () if folder is None else _texts(str(_root(folder)))
+    return any(STARTS_DEEPSPEED in text for text in texts) and not any(_FILLS_AUTO.search(text) for text in texts)
 
 
 def _root(folder: Path) -> Path:

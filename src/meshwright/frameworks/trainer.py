@@ -19,7 +19,7 @@ from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
 from meshwright.frameworks.repository import is_in_repository
-from meshwright.frameworks.script_folders import MAX_PARENTS
+from meshwright.frameworks.script_folders import MAX_PARENTS, find_file
 from meshwright.frameworks.shell.values import WrittenFile
 from meshwright.frameworks.start_checks import CHOICES, TABLES, TRAINER_CHOICES, Style, broken_checks
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
@@ -473,8 +473,8 @@ def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
     if setting.unresolved:
         found = _beside(folder, str(setting.value)) if folder is not None else None
     if found is None and folder is not None and str(setting.value).startswith("/"):
-        beside = folder / Path(str(setting.value)).name  # a container mounts the script's folder under another name
-        found = beside if _is_file(beside) else None
+        path = Path(str(setting.value))  # another machine has the repository in another folder, or a container its own
+        found = next((one for one in (find_file(folder, str(path)), folder / path.name) if _is_file(one)), None)
     if found is None:
         reason = setting.unresolved or "file not found"
         name = str(setting.value)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.frameworks.front_ends import older_keys
-from meshwright.frameworks.front_ends.near_values import axolotl_dataset_types, swift_refused
+from meshwright.frameworks.front_ends.near_values import axolotl_dataset_types, axolotl_template_findings, swift_refused
 from meshwright.frameworks.front_ends.older_keys import Removed
 from meshwright.frameworks.front_ends.sharding import AXOLOTL, LLAMA_FACTORY, LLAMA_FACTORY_V1, MS_SWIFT, TRL, Configs
 from meshwright.frameworks.front_ends.templates import template_findings
@@ -65,6 +65,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     all_tokens: Callable[[Values], bool] | None = None  # whether prompts are in the loss; None: TRL's own keys say so
     plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
     required: tuple[tuple[str, ...], ...] = ()  # keys of which one of each tuple must be set
+    usual: tuple[str, ...] = ()  # keys without which it does not start, unless the command adds them
     kernels: tuple[str, ...] = ()  # keys that put a plugin's kernels in the place of attn_implementation
     isolates: bool = False  # whether it masks packed samples from each other with every attention kernel it names
     removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
@@ -241,6 +242,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         warmup=WarmupShare(0.03, most=100, rounds_down=True),  # core/builders/base.py: min(int(0.03 * steps), 100)
         weights=axolotl_weights,
         keeps_dtype_in_fsdp2=True,  # monkeypatch/accelerate/fsdp2.py replaces fsdp2_prepare_model, without the cast
+        own_findings=axolotl_template_findings,
         sharding={"axolotl": AXOLOTL},
         removed={"axolotl": older_keys.AXOLOTL},
     ),
@@ -248,7 +250,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         "llama-factory",
         "LLaMA-Factory",
         (("model_name_or_path", "finetuning_type"), ("model_name_or_path", "stage"), ("model", "train_dataset"),
-            ("model", "dist_config"), ("model_name_or_path", "template", "do_train")),
+            ("model", "dist_config"), ("model_name_or_path", "template", "do_train"),
+            ("stage", "finetuning_type", "template")),
         _same(
             model_name_or_path="model_name_or_path", model="model_name_or_path", cutoff_len="cutoff_len",
             lora_target="lora_target", dataset="dataset", flash_attn="attn_implementation",
@@ -265,6 +268,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
             (("model", "peft_config"), "llama_factory_v1")),
         recomputes=lambda values: not _is_on(values, "disable_gradient_checkpointing"),
         required=(("dataset", "train_dataset", "eval_dataset"),),
+        usual=("model_name_or_path",),
         not_with=FACTORY_INFERENCE,
         open_with=MEGATRON,
         weights=llama_factory_weights,

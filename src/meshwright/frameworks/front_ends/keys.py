@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
-from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, VALUES, has_both
+from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, SHARES, VALUES, has_both
 from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.hf_arguments import NO, is_switch
 from meshwright.frameworks.key_table import NULLS, PLACEHOLDER, Key, KeyTable, near_name
@@ -40,7 +40,7 @@ def key_findings(
 ) -> Iterator[Finding]:
     """Yield keys that the front end does not have, and values that it does not accept; `table` is the table's name."""
     reported: set[str] = set()
-    is_others = one.has_other_programs and not is_command and _unlike_any(one, known, settings, table) >= OTHERS
+    is_others = is_of_other_program(one, known, settings, is_command, table)
     for key, setting in settings.items():
         of_program = is_command and key in PROGRAM_OPTIONS
         if of_program or one.is_of_command(key) or key.split(".")[0] == "ENV":
@@ -92,7 +92,12 @@ def key_findings(
             meant = found.meant(setting.value) or _short_kernel(found, setting.value) if found.choices else ""
             fix = (_formatted(key, meant, is_command),) if meant else ()
             message = f"{shown}: {setting.value}: {problem}"
-            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+            since = SHARES.get((table, key)) if is_share(setting.value) else None
+            if since:
+                message += f" since version {since}; {OLDER_ACCEPT} a share of the training"
+            yield Finding(
+                "value.invalid", "warning" if since else "error", key, message, fix, setting.file, setting.line
+            )
         elif not setting.unresolved and (refused := _refused_kernel(table, found, setting.value)):
             reason, meant = refused
             fix = (_formatted(key, meant, is_command),) if meant else ()
@@ -102,6 +107,16 @@ def key_findings(
             message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
             fix = (_formatted(key, meant, is_command),)
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+
+
+def is_share(value: Any) -> bool:
+    """Return whether a number of steps is a share of the training."""
+    return isinstance(value, float) and 0 < value < 1
+
+
+def is_of_other_program(one: FrontEnd, known: KeyTable, settings: Settings, is_command: bool, table: str) -> bool:
+    """Return whether a file has so many keys of another kind that a program with arguments of its own reads it."""
+    return one.has_other_programs and not is_command and _unlike_any(one, known, settings, table) >= OTHERS
 
 
 def _unlike_any(one: FrontEnd, known: KeyTable, settings: Settings, table: str) -> int:

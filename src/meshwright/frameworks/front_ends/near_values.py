@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.similar import misspelled
+from meshwright.frameworks.types import Settings
+from meshwright.rules.rule import Finding, Severity
+from meshwright.similar import closest, misspelled
 
 SWIFT_TUNERS = (
     "lora",
@@ -27,6 +29,28 @@ SWIFT_ZERO = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offloa
 AXOLOTL_TYPES = ("chat_template", "completion", "alpaca", "alpaca_chat", "sharegpt", "input_output", "llama2_chat",
     "user_defined", "context_qa", "metharme", "orcamini", "pygmalion", "stepwise_supervised")  # fmt: skip
 """Modules of Axolotl's prompt strategies; a module of the user's own may be another one."""
+AXOLOTL_TEMPLATES = (
+    *("alpaca", "chatml", "mistral_v1", "mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken", "gemma", "cohere"),
+    *(
+        "llama3",
+        "llama3_2_vision",
+        "llama4",
+        "phi_3",
+        "phi_35",
+        "phi_4",
+        "deepseek_v2",
+        "deepseek_v3",
+        "jamba",
+        "jinja",
+    ),
+    *("qwen_25", "qwen3", "qwen3_5", "falcon_h1", "nemotron_h", "tokenizer_default", "exaone", "exaone4", "metharme"),
+    *("pixtral", "llava", "qwen2_vl", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "command_a", "aya"),
+    *("command_a_tool_use", "command_a_rag"),
+)
+"""ChatTemplate of Axolotl's utils/schemas/enums.py, and the files of utils/chat_templates/templates."""
+AXOLOTL_OLD_TEMPLATES = ("inst",)
+AXOLOTL_FALLBACK = "tokenizer_default_fallback_"  # before the name of the template of a tokenizer without one
+_TEMPLATE_KEY = re.compile(r"(?:((?:test_|pretraining_)?datasets?\[\d+\])\.)?chat_template")
 _TYPE_KEY = re.compile(r"(test_)?datasets\[\d+\]\.type")
 
 
@@ -51,3 +75,28 @@ def _misspelled(key: str, value: Any, known: tuple[str, ...], reason: str) -> It
     near = misspelled(value, known) if isinstance(value, str) and value not in known else []
     if near:
         yield key, f"{reason}; did you mean {near[0]}?", near[0]
+
+
+def axolotl_template_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:
+    """Yield chat templates that Axolotl does not have; those of a dataset only if its type is a chat template."""
+    for key, setting in settings.items():
+        found = _TEMPLATE_KEY.fullmatch(key)
+        if found is None or setting.unresolved or not isinstance(setting.value, str) or not setting.value.strip():
+            continue
+        if found[1] and not str(getattr(settings.get(f"{found[1]}.type"), "value", "")).startswith("chat_template"):
+            continue
+        name = setting.value.strip().removeprefix(AXOLOTL_FALLBACK)
+        start = setting.value.strip()[: -len(name)] if setting.value.strip() != name else ""
+        if name in AXOLOTL_TEMPLATES:
+            continue
+        is_old = name in AXOLOTL_OLD_TEMPLATES
+        near = () if is_old else tuple(misspelled(name, AXOLOTL_TEMPLATES) or closest(name, AXOLOTL_TEMPLATES, 1))[:1]
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else f"{'older versions have' if is_old else 'another version may have'} it"
+        )
+        severity: Severity = "error" if near else "warning"
+        message = f"{key}: {setting.value}: Axolotl has no such template; {hint}"
+        fix = tuple(f"{key}: {start}{one}" for one in near)
+        yield Finding("value.invalid", severity, key, message, fix, setting.file, setting.line)

@@ -74,6 +74,8 @@ AXOLOTL: Removed = {
 }  # fmt: skip
 """Axolotl's since 0.4."""
 
+SHARES = {("axolotl", "logging_steps"): "0.4.1"}
+"""Keys of steps that take a share of the training before this version, as the Trainer does; since then an integer."""
 VALUES: Mapping[tuple[str, str, str], tuple[str, str]] = {
     ("llama_factory", "quantization_method", "bitsandbytes"): ("0.9.3", "bnb")
 }

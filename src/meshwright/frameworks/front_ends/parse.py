@@ -22,6 +22,7 @@ from meshwright.frameworks.front_ends.keys import (
     PROGRAM_OPTIONS,
     SHORT_KERNELS,
     find_key,
+    is_of_other_program,
     key_findings,
     plugin_findings,
     plugin_line,
@@ -181,6 +182,9 @@ def _gpus(launch: LaunchCommand) -> GpuRequest:
     """Return the GPUs of a command: NPROC_PER_NODE, or the visible devices."""
     per_node, nodes = as_int(launch.env.get("NPROC_PER_NODE")), as_int(launch.env.get("NNODES"))
     devices = launch.env.get("CUDA_VISIBLE_DEVICES")
+    stated = launch.launcher_args.get("num-processes")
+    if processes := as_int(stated):
+        return GpuRequest(world_size=processes, source=stated)
     count = per_node or len(visible_devices(devices))
     if not per_node and launch.gpus_per_node is not None:
         return torchrun_gpu_request(launch)
@@ -200,18 +204,20 @@ def _parsed(
     is_command = content.format == "shell"
     own = {key: found for found in one.refused(values) for key in found[:1]}
     others = (found for found in refused_values(one, values) if found[0] not in own)
+    processes = gpus.count or as_int(settings.get("num_processes"))
     refused = tuple(value_findings(settings, (*own.values(), *others), is_command))
+    is_others = is_of_other_program(one, known, settings, is_command, table_name)
     findings = (
         *_without_own_fields(one, content, key_findings(one, known, settings, is_open, is_command, table_name)),
         *tables_for_values(known, settings),
         *refused,
         *one.own_findings(settings, is_command),
-        *_start_findings(one, content, settings, known, refused),
+        *_as_warnings(is_others, _start_findings(one, content, settings, known, refused, processes)),
         *plugin_findings(one, settings),
         *column_findings(one, content.folder, settings, is_command),
         *(() if is_command else missing_keys(one, settings, keys)),
         *_switches_without_value(one, content, known),
-        *_adapters_unused(one, settings, values, is_command),
+        *_as_warnings(is_others, _adapters_unused(one, settings, values, is_command)),
     )
     read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
     renamed = {key: new for key, (_, new) in one.removed.get(table_name, {}).items() if new and key in settings}
@@ -285,7 +291,12 @@ def _switches_without_value(one: FrontEnd, content: Content, known: KeyTable) ->
 
 
 def _start_findings(
-    one: FrontEnd, content: Content, settings: Settings, known: KeyTable, refused: Sequence[Finding]
+    one: FrontEnd,
+    content: Content,
+    settings: Settings,
+    known: KeyTable,
+    refused: Sequence[Finding],
+    processes: int | None,
 ) -> Iterator[Finding]:
     """Yield the checks at start that refuse the settings; other programs of a front end have checks of their own."""
     if known is not one.table:
@@ -295,7 +306,15 @@ def _start_findings(
     style: Style = "command" if content.format == "shell" else "yaml"
     tables = tables_of(one.name, settings, _subcommand(one, content))
     reported = {finding.field for finding in refused}
-    yield from (found for found in broken_checks(tables, settings, style, model) if found.field not in reported)
+    found = broken_checks(tables, settings, style, model, processes)
+    yield from (finding for finding in found if finding.field not in reported)
+
+
+def _as_warnings(is_others: bool, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings; as warnings if another program reads the file, which may set what it leaves out."""
+    for one in findings:
+        changes = is_others and one.severity == "error"
+        yield msgspec.structs.replace(one, severity="warning") if changes else one
 
 
 def _has_own_kernels(one: FrontEnd, values: Mapping[str, Any]) -> bool:

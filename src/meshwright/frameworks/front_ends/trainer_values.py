@@ -51,6 +51,10 @@ def missing_keys(one: FrontEnd, settings: Settings, keys: set[str]) -> Iterator[
         if not any(name in keys for name in names):
             message = f"{one.title} requires {' or '.join(names)}"
             yield Finding("key.missing", "error", names[0], message, (), first.file, 1)
+    for name in one.usual:
+        if not any(one.names.get(key) == one.names[name] for key in keys):
+            message = f"{one.title} requires {name}, here or as an argument of its command"
+            yield Finding("key.missing", "warning", name, message, (), first.file, 1)
 
 
 def tables_for_values(known: KeyTable, settings: Settings) -> Iterator[Finding]:

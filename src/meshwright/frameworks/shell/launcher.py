@@ -330,10 +330,10 @@ def _automodel(words: Sequence[SourcedValue]) -> ParsedProgram:
     return ParsedProgram("automodel", words[0], False, tuple(args), options)
 
 
-def _front_end(words: Sequence[SourcedValue]) -> ParsedProgram:
+def _front_end(words: Sequence[SourcedValue], options: Mapping[str, SourcedValue] | None = None) -> ParsedProgram:
     """swift sft --model NAME …, llamafactory-cli train FILE.yaml: the program starts its own ranks."""
     program = SourcedValue(f"{command_name(words[0])} {words[1].value}", words[0].line, words[0].file)
-    return ParsedProgram("front-end", program, False, tuple(words[2:]), {})
+    return ParsedProgram("front-end", program, False, tuple(words[2:]), options or {})
 
 
 def _trl(words: Sequence[SourcedValue]) -> ParsedProgram | None:
@@ -354,7 +354,7 @@ def _trl(words: Sequence[SourcedValue]) -> ParsedProgram | None:
             args.append(words[at])
             at += 1
     if words[1].value != "sft":  # dpo, grpo and others do not train on the tokens of samples: only keys are read
-        return _front_end((*words[:2], *args))
+        return _front_end((*words[:2], *args), options)
     program = SourcedValue("trl.scripts.sft", words[0].line, words[0].file)
     return ParsedProgram("accelerate", program, True, tuple(args), options)
 

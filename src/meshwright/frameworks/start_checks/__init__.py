@@ -8,7 +8,7 @@ from collections.abc import Collection
 from meshwright.frameworks.start_checks.axolotl import AXOLOTL
 from meshwright.frameworks.start_checks.evaluate import Style, broken_checks
 from meshwright.frameworks.start_checks.llama_factory import LLAMA_FACTORY
-from meshwright.frameworks.start_checks.ms_swift import FINE_TUNING, MS_SWIFT
+from meshwright.frameworks.start_checks.ms_swift import FINE_TUNING, GENERATED, MS_SWIFT
 from meshwright.frameworks.start_checks.trainer import CHOICES, TRAINER, TRAINER_CHOICES
 from meshwright.frameworks.start_checks.trl import CONVERSATIONS, METHODS, SCRIPTS, SFT_KEYS, TRL
 from meshwright.frameworks.start_checks.types import StartCheck, Table
@@ -39,7 +39,7 @@ def tables_of(name: str, keys: Collection[str], subcommand: str = "") -> tuple[T
     is_open = name == "trl" and not subcommand and not {*SFT_KEYS} & {*keys}  # a YAML file for any of TRL's trainings
     if not is_open and subcommand in ("", "sft", "pt", "train"):
         return first, *((FINE_TUNING,) if (name, subcommand) == ("ms-swift", "sft") else ()), *others
-    own = METHODS.get(subcommand) if name == "trl" else None
+    own = {"trl": METHODS, "ms-swift": {"rlhf": GENERATED}}.get(name, {}).get(subcommand)
     return (*((own,) if own is not None else ()), *others)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshwright.frameworks.start_checks.groups import axolotl_group_checks
 from meshwright.frameworks.start_checks.trainer import IN_FIRST_STEP
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
 from meshwright.models.layer_classes import layer_class, wrong_layer_class
@@ -177,6 +178,7 @@ AXOLOTL = Table(
             lambda given: given.text("rl") == "grpo" and (given.number("trl.num_generations") or 2) < 2,
             "{trl.num_generations}: a group needs two answers or more", {"trl.num_generations": 8},
             f"{PLACE}check_grpo_batch_size_divisibility"),
+        *axolotl_group_checks(f"{PLACE}check_grpo_batch_size_divisibility"),
         StartCheck("sample_packing",
             lambda given: given.is_on("sample_packing")
             and not any(name in attention_kernel(given) for name in ISOLATING)

@@ -12,6 +12,7 @@ from meshwright.models import ModelSpec
 from meshwright.rules.rule import Finding, Severity
 
 Style = Literal["yaml", "command", "python"]
+PROCESSES = "processes"  # in a message: the number of processes
 
 
 class _Shown(string.Formatter):
@@ -20,9 +21,16 @@ class _Shown(string.Formatter):
     def __init__(self, given: Given, style: Style) -> None:
         self.given, self.style = given, style
 
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Any) -> Any:
+        """Return the text of a key, which may have dots."""
+        return self.get_value(field_name, args, kwargs), field_name
+
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> str:
         """Return a key with its value, or with the default in parentheses."""
         name = str(key)
+        if name == PROCESSES:
+            count = self.given.processes
+            return f"{count or 'the'} process{'es' * (count != 1)}"
         setting = self.given.settings.get(name)
         if setting is None or setting.value is None:
             default = self.given.get(name)
@@ -32,11 +40,15 @@ class _Shown(string.Formatter):
 
 
 def broken_checks(
-    tables: Sequence[Table], settings: Settings, style: Style, model: ModelSpec | None = None
+    tables: Sequence[Table],
+    settings: Settings,
+    style: Style,
+    model: ModelSpec | None = None,
+    processes: int | None = None,
 ) -> Iterator[Finding]:
     """Yield the checks that refuse these settings; one whose values are known only at run time is skipped."""
     for table in tables:
-        given = Given(settings, table.defaults, model)
+        given = Given(settings, table.defaults, model, processes)
         for check in table.checks:
             try:
                 if check.broken(given):

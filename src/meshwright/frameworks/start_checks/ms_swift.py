@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from meshwright.frameworks.start_checks.groups import group_checks
 from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, computes_in_fp32
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
 
@@ -57,6 +59,10 @@ def _full_at_adapter_rate(given: Given) -> bool:
     )
 
 
+def _of_grpo(given: Given, check: StartCheck) -> bool:
+    return given.text("rlhf_type") == "grpo" and check.broken(given)
+
+
 MS_SWIFT = Table(
     "ms-swift",
     {"save_strategy": "steps", "save_steps": 500, "eval_strategy": _saves("save_strategy"),
@@ -102,6 +108,15 @@ MS_SWIFT = Table(
             f"{BASE}/quant_args.py: QuantizeArguments.get_quantization_config"),
     ),
 )  # fmt: skip
+GENERATED = Table(
+    "ms-swift",
+    {"num_generations": 8, "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1},
+    tuple(
+        one._replace(broken=partial(_of_grpo, check=one))
+        for one in group_checks("swift/rlhf_trainers/args_mixin.py: _init_generation_batch_params")
+    ),
+)
+"""Checks of `swift rlhf`; its gradient_accumulation_steps depend on the processes if they are not set."""
 FINE_TUNING = Table(
     "ms-swift",
     {},

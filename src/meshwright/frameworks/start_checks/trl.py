@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshwright import file_access
+from meshwright.frameworks.start_checks.groups import group_checks
 from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, flash_in_fp32
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
 from meshwright.frameworks.trl_rows import rows_of
@@ -200,7 +201,8 @@ def _generates(title: str, module: str) -> Table:
     place = f"trl/trainer/{module}.py: {title}Config.__post_init__"
     return Table(
         f"TRL's {title}Config",
-        {"num_generations": 8 if title == "GRPO" else 2, "vllm_importance_sampling_clip_max": 3.0},
+        {"num_generations": 8 if title == "GRPO" else 2, "vllm_importance_sampling_clip_max": 3.0,
+            "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 1},
         (
             StartCheck("auto_find_batch_size", lambda given: given.is_on("auto_find_batch_size"),
                 "{auto_find_batch_size}: a smaller batch would split the answers of a prompt",
@@ -210,11 +212,7 @@ def _generates(title: str, module: str) -> Table:
                 "{log_completions_hub_repo} needs log_completions", {"log_completions": True}, place),
             StartCheck("num_generations", lambda given: (given.number("num_generations") or 0) < 2,
                 "{num_generations}: an advantage needs at least 2 answers per prompt", {"num_generations": 8}, place),
-            StartCheck("generation_batch_size",
-                lambda given: given.is_on("generation_batch_size")
-                and (given.number("generation_batch_size") or 0) % max(1, given.number("num_generations") or 1) != 0,
-                "{generation_batch_size} must be a multiple of {num_generations}", {"generation_batch_size": None},
-                place),
+            *group_checks(place),
             StartCheck("vllm_importance_sampling_clip_min",
                 lambda given: (low := given.number("vllm_importance_sampling_clip_min")) is not None
                 and (high := given.number("vllm_importance_sampling_clip_max")) is not None and low >= high,

@@ -24,6 +24,7 @@ class Given(NamedTuple):
     settings: Settings
     defaults: Mapping[str, Any]
     model: ModelSpec | None = None
+    processes: int | None = None  # that train, if the launch states them
 
     def get(self, key: str) -> Any:
         """Return the value of a key, else its default; raise UnresolvedKeyError if it is known only at run time."""

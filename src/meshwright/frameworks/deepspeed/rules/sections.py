@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from meshwright.errors import closest
 from meshwright.frameworks.deepspeed.format_override import format_setting
@@ -10,6 +11,7 @@ from meshwright.frameworks.deepspeed.keys import SECTIONS, STRICT_SECTIONS, igno
 from meshwright.frameworks.deepspeed.parse import BATCH, FROM_TRAINER
 from meshwright.frameworks.deepspeed.rules.common import STAGE, ZERO, is_on, stage_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.repository import starts_deepspeed_itself
 from meshwright.frameworks.types import as_int
 
 CONFIGURED = " in programs that call deepspeed.checkpointing.configure; others do not read this section"
@@ -161,7 +163,12 @@ AUTO_KEYS = {
 AUTO_IN_DEEPSPEED = ("expert_parallel", "zero_optimization.zenflow", "autotuning")  # DeepSpeed itself reads auto
 
 
+DROPPED = ("zero_optimization.", "fp16.", "bf16.")
+"""Sections in which DeepSpeed itself takes its default for auto: deepspeed/runtime/config_utils.py."""
+
+
 def _auto_not_filled(ctx: RuleContext) -> Iterator[Problem]:
+    files = ctx.parsed.files
     for key, setting in ctx.parsed.settings.items():
         if (
             setting.value == "auto"
@@ -169,7 +176,11 @@ def _auto_not_filled(ctx: RuleContext) -> Iterator[Problem]:
             and key not in AUTO_KEYS
             and not key.startswith(AUTO_IN_DEEPSPEED)
         ):
-            yield Problem(f"{key} is auto, but neither transformers nor accelerate fills it in", key=key)
+            message = f"{key} is auto, but neither transformers nor accelerate fills it in"
+            is_own = key.startswith(DROPPED) and starts_deepspeed_itself(Path(files[0]).parent if files else None)
+            if is_own:
+                message += "; a program that calls DeepSpeed itself gets the default"
+            yield Problem(message, key=key, severity="warning" if is_own else None)
 
 
 RULES = (
