@@ -93,3 +93,22 @@ def test_too_few_tokens_name_the_useful_gpu_count() -> None:
 def test_a_sharding_degree_of_zero_is_a_finding_not_a_crash() -> None:
     found = api.check("llama3_8b_pretrain_config", overrides=["layout.dp_shard=0"])
     assert [f.rule for f in found.findings if f.severity == "error"] == ["topology.shard-product"]
+
+
+def test_a_fix_that_takes_memory_keeps_the_largest_micro_batch_that_fits() -> None:
+    def memory(c: Case) -> dict[str, object]:
+        return {"gradients": np.where(c.grads == "fp32", 30.0, 15.0), "activations": 12.0 * c.micro_batch_size}
+
+    c = case(memory=memory, grads="bf16", reduce="bf16", micro_batch_size=4, global_batch_size=2048)
+    fix = try_fixes(RULES["precision.bf16-accumulation"], c)
+    assert fix == ("layout.micro_batch_size=2", "precision.grads=fp32", "precision.reduce=fp32")
+
+
+def test_sums_in_fp32_that_do_not_fit_whole_are_reduced_every_micro_batch() -> None:
+    cut = ("layout.ep=1", "layout.micro_batch_size=4", "layout.recompute=none")
+    found = {f.rule: f for f in plan("olmoe_7b_pretrain_config", "8xA100-80", *cut).findings}
+    fix = found["precision.bf16-accumulation"].fix
+    assert fix == ("precision.grads=fp32", "precision.reduce=fp32", "layout.defer_grad_sync=false")
+    fixed = plan("olmoe_7b_pretrain_config", "8xA100-80", *cut, *fix)
+    assert "precision.bf16-accumulation" not in {f.rule for f in fixed.findings}
+    assert fixed.estimate.step_s < 1.1 * plan("olmoe_7b_pretrain_config", "8xA100-80", *cut).estimate.step_s

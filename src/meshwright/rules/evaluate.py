@@ -19,6 +19,7 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import keys_by_flat_name
 from meshwright.rules.many_changes import breaks_any
 from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
+from meshwright.rules.search_values import divisors
 
 _ONE_GPU = re.compile(r"(?<![\d.,])1 GPUs( are)?\b")
 UNCERTAIN = "memory.uncertain"  # a fix of a tight memory should not leave its advice
@@ -356,14 +357,23 @@ def _try_two_changes(rule: Rule, case: Case, intact: list[Rule], kept: frozenset
     return None
 
 
-# A changed degree changes the data-parallel size, which may not match a fixed dp_shard or micro batch.
-COMPANIONS: tuple[Change, ...] = ({}, {"dp_shard": -1}, {"dp_shard": -1, "micro_batch_size": 1})
+def _companions(case: Case) -> Iterator[Change]:
+    """Yield changes to make next to a fix: none, a free dp_shard, smaller micro batches, the largest first.
+
+    A changed degree changes the data-parallel size, which may not match a fixed dp_shard or micro batch; a fix that
+    takes memory may fit with a smaller micro batch, and the largest that fits costs the least time.
+    """
+    yield {}
+    yield {"dp_shard": -1}
+    micro_batch = int(case.micro_batch_size)
+    for smaller in reversed(divisors(micro_batch)[:-1] if micro_batch > 1 else [1]):
+        yield {"dp_shard": -1, "micro_batch_size": smaller}
 
 
 def _candidate_changes(rule: Rule, case: Case) -> Iterator[Change]:
     """Yield every change the rule's fixes allow, those without companions first."""
     seen: set[tuple[Any, ...]] = set()
-    for companion in COMPANIONS:
+    for companion in _companions(case):
         for fix in rule.fixes:
             values = [list(v(case)) if callable(v) else list(v) for v in fix.values()]
             for combination in product(*values):

@@ -360,7 +360,11 @@ def bf16_reduction_over_many_ranks(c: Case) -> Column:
     message="gradients of {accumulation} micro batches are accumulated in bf16 (grads={grads}, reduce={reduce})",
     symptom="a worse loss than the same batch in fewer, larger micro batches",
     cause="small gradients are lost when added to a large bf16 sum",
-    fixes=({"grads": ["fp32"]}, {"grads": ["fp32"], "reduce": ["fp32"]}),
+    fixes=(
+        {"grads": ["fp32"]},
+        {"grads": ["fp32"], "reduce": ["fp32"]},
+        {"grads": ["fp32"], "reduce": ["fp32"], "defer_grad_sync": [False]},  # sums shards where full sums do not fit
+    ),
 )
 def bf16_accumulation(c: Case) -> Column:
     summed = executed(c).grads  # our engine sums in the format of the reduction
