@@ -18,10 +18,13 @@ from tests.engine.families import ALL, FAMILIES
 from tests.engine.hf_folder import tiny_model, write_shards
 from tests.engine.parity import shallow
 from tests.engine.ranks import run
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from meshwright.engine import hf_io
 from meshwright.engine.hf_io import shards
 from meshwright.engine.hf_io.files import SafetensorsFolder
+from meshwright.engine.hf_io.tokenizer_files import export_config
 from meshwright.engine.model.build import transformers_config
 from meshwright.errors import InputError, OutputError
 from meshwright.recipes import types
@@ -207,6 +210,34 @@ def test_tokenizer_and_special_tokens_are_copied(tmp_path: Path) -> None:
     assert not (out / "pytorch_model.bin").exists()
     assert json.loads((out / "config.json").read_text())["pad_token_id"] == 7
     assert (out / "generation_config.json").read_text() == (folder / "generation_config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        (None, (1, 2)),  # a folder of a tokenizer only: its tokens
+        ({}, (1, 2)),  # a model's folder whose config names no tokens
+        ({"eos_token_id": 3}, (1, 3)),
+        ({"text_config": {"eos_token_id": 3}, "bos_token_id": 0}, (0, [2, 5])),
+    ],
+)
+def test_the_exported_model_stops_at_the_token_that_ended_its_documents(
+    beside: dict[str, Any] | None, expected: tuple[int, Any], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer(WordLevel({"<pad>": 0, "<bos>": 1, "<eos>": 2, "a": 3}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    words = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(words))
+    if beside is not None:
+        (tmp_path / "config.json").write_text(json.dumps({**beside, "model_type": "llama"}))
+    ends = [2, 5] if beside and "text_config" in beside else 7
+    built = transformers_config({**FAMILIES["llama"], "eos_token_id": ends})
+    found = export_config(hf_io.build_name_map(built), torch.float32, tmp_path)
+    assert (found.bos_token_id, found.eos_token_id) == expected
+    assert found.pad_token_id is None
+    several = transformers_config({**FAMILIES["llama"], "eos_token_id": [7, 2]})
+    kept = export_config(hf_io.build_name_map(several), torch.float32, tmp_path).eos_token_id
+    assert kept == (3 if beside == {"eos_token_id": 3} else [7, 2])  # a chat model ends with any of its tokens
 
 
 def with_tokenizer(rank: int, world: int, folder: str, out: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from meshwright.engine.hf_io.find import read_json
 from meshwright.engine.hf_io.name_map import NameMap
 from meshwright.engine.hf_io.shards import write_error, write_text
+from meshwright.errors import InputError
 from meshwright.hub import CONFIG
 
 TOKENIZER_FILES = (
@@ -22,6 +24,7 @@ TOKENIZER_FILES = (
 )
 GENERATION = "generation_config.json"
 SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+OWN_TOKENIZER_KEYS = ("bos_token_id", "eos_token_id")  # a padding token may be the one that ends, which is trained
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -62,15 +65,38 @@ def export_config(names: NameMap, dtype: torch.dtype, tokenizer: Path | None) ->
     config = copy.deepcopy(names.config)
     config.architectures = [type(names.model).__name__]
     config.dtype = str(dtype).removeprefix("torch.")
-    has_config = tokenizer is not None and (tokenizer / CONFIG).is_file()
-    tokenizer_config = read_json(tokenizer / CONFIG) if tokenizer is not None and has_config else {}
+    special = _special_tokens(tokenizer) if tokenizer is not None else {}
     for section in {id(one): one for one in (config, config.get_text_config())}.values():
         if hasattr(section, "use_cache"):
             section.use_cache = True
-        for name in SPECIAL_TOKEN_KEYS:
-            if tokenizer_config.get(name) is not None and hasattr(section, name):
-                setattr(section, name, tokenizer_config[name])
+        for name, value in special.items():
+            if hasattr(section, name) and not _includes(getattr(section, name), value):
+                setattr(section, name, value)
     return config
+
+
+def _special_tokens(tokenizer: Path) -> dict[str, Any]:
+    """Return special tokens by key: those of the config next to the tokenizer, and the tokenizer's own for the others.
+
+    Without the latter, a config that names no tokens would have transformers' defaults for its model type, and the
+    model would not stop at the token that ended its documents in the training.
+    """
+    from meshwright.engine.data.tokenizers import load_tokenizer
+
+    config = read_json(tokenizer / CONFIG) if (tokenizer / CONFIG).is_file() else {}
+    found = {key: config[key] for key in SPECIAL_TOKEN_KEYS if config.get(key) is not None}
+    known = {**(config.get("text_config") or {}), **found}
+    open_keys = [key for key in OWN_TOKENIZER_KEYS if known.get(key) is None]
+    if open_keys:
+        with suppress(InputError):  # a tokenizer that only its model's own class reads
+            loaded = load_tokenizer(tokenizer)
+            found |= {key: value for key in open_keys if (value := getattr(loaded, key, None)) is not None}
+    return found
+
+
+def _includes(tokens: Any, token: Any) -> bool:
+    """Return whether several tokens include one: a chat model ends a text with any of them."""
+    return isinstance(tokens, list) and token in tokens
 
 
 def default_generation_config(config: Any) -> str:
