@@ -50,6 +50,28 @@ def test_parsed_clusters(text: str, nodes: int, per_node: int, name: str, domain
 
 
 @pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ("18xGB200 NVL72 | GB200 NVL72 x18 | GB200NVL72x18 | GB200-NVL72:18 | 18 NVL72 GB200", "324x4xGB200"),
+        ("18 racks GB200 NVL72 | 18 racks of GB200 | 18 GB200 NVL72 racks | 18x DGX GB200", "324x4xGB200"),
+        ("GB200 NVL72 | NVL72 GB200 | DGX-GB200 | 72xGB200-NVL72", "18x4xGB200"),
+        ("24xDGX-H100 | 24 DGX H100 80GB | DGX H100 x 24 | 24 HGX-H100 nodes | 24 DGX H100 systems", "24x8xH100"),
+        ("24 nodes H100 | 24 H100 nodes | 24 nodes x 8 GPUs | 192 H100 (24 nodes) | 24 nodes", "24x8xH100"),
+        ("p5.48xlarge:24 | p5.48xlarge x 24 | 24xp5.48xlarge", "24x8xH100"),
+        ("2x8xHGX-B200 | 2xDGX-B200 | 2xDGX B200", "2x8xB200"),
+        ("DGX B200 | HGX-B200", "8xB200"),
+    ],
+)
+def test_racks_systems_and_nodes_in_any_order(texts: str, expected: str) -> None:
+    assert {text: str(cluster(text)) for text in texts.split(" | ")} == dict.fromkeys(texts.split(" | "), expected)
+
+
+def test_systems_of_an_unknown_size_are_an_error() -> None:
+    with pytest.raises(InputError, match="the number of GPUs of this system is not known"):
+        cluster("DGX GH200")
+
+
+@pytest.mark.parametrize(
     ("text", "reason", "fix"),
     [
         ("", "the cluster is empty", "8xH100"),

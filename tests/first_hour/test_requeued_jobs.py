@@ -260,6 +260,14 @@ def test_a_rack_is_72_gpus(meshwright: Any) -> None:
     assert "72 GPUs" in meshwright("explain", "NVL72").out
 
 
+def test_size_takes_one_node_from_the_name_of_a_rack_or_system(meshwright: Any) -> None:
+    for text, node in (("GB200 NVL72", 4), ("DGX H100", 8)):
+        asked = ("size", "llama3-8b", "--gpu", text, "--goal", "pretrain", "--max-gpus", "8", "--json")
+        answer = meshwright(*asked).json
+        assert answer["node"] == node
+        assert not [one for one in answer["question"]["assumed"] if "rack" in one["message"]]
+
+
 def test_a_wrong_key_of_a_cluster_file_suggests_no_other_gpu(meshwright: Any, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text('gpu = "A100-40"\nnetwork = 3\n')
     words = ("size", "llama3-8b", "--gpu", str(tmp_path / "site.toml"), "--goal", "pretrain", "--json")

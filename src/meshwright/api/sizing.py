@@ -82,7 +82,7 @@ def _sized_question(request: requests.Size) -> Question:
     """Return the question on one node: that of a GPU type, a count (the GPUs of one node), or a file's."""
     named = clusters.is_known(request.gpu)
     try:
-        on = f"{clusters.gpu(request.gpu).gpus_per_node}x{request.gpu}" if named else request.gpu
+        on = clusters.usual_node(request.gpu) if named else request.gpu
         question = question_for(request, typed_model(request.model), request.goal, on)
     except InputError as error:
         if error.field != "gpus":

@@ -4,7 +4,7 @@ from meshwright.clusters.assumptions import host_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known, normalize_name
 from meshwright.clusters.detect import read_nvidia_smi
 from meshwright.clusters.file import FILE_KEYS, file_of_cluster
-from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes
+from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes, usual_node
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import AMD_ARCHS, Assumption, Cluster, Gpu, GpuArch, GpuLink
 
@@ -28,4 +28,5 @@ __all__ = [
     "is_known",
     "normalize_name",
     "read_nvidia_smi",
+    "usual_node",
 ]

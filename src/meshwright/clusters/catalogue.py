@@ -13,7 +13,7 @@ from meshwright.clusters.types import Gpu
 from meshwright.errors import InputError, closest, unknown
 from meshwright.toml_tables import TomlTables
 
-_VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla|quadro)+(?=.)")
+_VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla|quadro|dgx|hgx)+(?=.)")
 _MEMORY_SUFFIX = re.compile(r"(.+)(?:gi?b|g)")  # after a number
 LONGEST_MEMORY = 4  # digits
 SAME_MEMORY = 0.1  # a driver reports up to a tenth less than the GB on the box

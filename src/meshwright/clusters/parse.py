@@ -32,8 +32,9 @@ _OF = r"(?:of|with|x|,|:|having)"
 _BY = r"(?:\s*[x:@]\s*|\s+|\s*-\s*)"
 _FORMS = (
     rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}?\s*(?P<each>{_N}){_BY}(?P<name>.+?)(?:\s*(?:each|per node))?",
-    rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}\s*(?P<name>[a-z].*)",
-    rf"(?P<count>{_N}){_BY}(?P<name>.+?)\s*(?:on|in|over|across|,)\s*(?P<nodes>{_N})\s*{_NODE}",
+    rf"(?P<nodes>{_N})\s*{_NODE}(?:\s*{_OF}\s*|\s+)(?P<name>(?!{_OF}\s)[a-z].*)",
+    rf"(?P<nodes>{_N})\s*x?\s*(?P<name>[a-z].+?)\s+{_NODE}",
+    rf"(?P<count>{_N}){_BY}(?P<name>.+?)\s*(?:on|in|over|across|,|\()\s*(?P<nodes>{_N})\s*{_NODE}\)?",
     rf"(?P<each>{_N}){_BY}(?P<name>.+?)\s*(?:per|/|a)\s*node\s*(?:x|,|on|and)?\s*(?P<nodes>{_N})\s*{_NODE}",
     rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N}){_BY}(?P<name>.+)",
     rf"(?P<nodes>{_N})\s*x\s*\(\s*(?P<each>{_N}){_BY}(?P<name>.+?)\s*\)",
@@ -42,7 +43,7 @@ _FORMS = (
     rf"(?P<name>.+?)\s*[x:=,@]\s*(?P<count>{_N})",
     rf"(?P<name>.+?)\s*[x:=,@]?\s*(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
     rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
-    rf"(?P<nodes>{_N})\s*{_NODE}",
+    rf"(?P<nodes>{_N})\s*{_NODE}(?:\s*{_OF}\s*(?P<each>{_N}))?",
     rf"(?P<count>{_N})",
 )
 """Compiled when tried: most descriptions match an early form."""
@@ -127,6 +128,9 @@ def _instances(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     counted = re.fullmatch(rf"({_N})\s*(?:[x×*]|\s|{_NODE}\s+of)\s*(.+)", text, re.IGNORECASE)
     if counted and is_known(counted[2]):
         return None
+    after = re.fullmatch(rf"(\S.*?)\s*[x:×*]\s*({_N})", text, re.IGNORECASE)
+    if after is not None and instance(after[1]) is not None:  # p5.48xlarge:24
+        return _instances(f"{after[2]}x{after[1]}")
     alone = instance(text)
     found = alone or (instance(counted[2]) if counted else None)
     if found is None:
@@ -151,38 +155,75 @@ def _size(name: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-_RACK = re.compile(
-    rf"(?:(?P<count>{_N})\s*(?:x|\s|racks?\s+of)\s*)?(?P<name>(?P<family>\S.*?)[\s_-]*nvl\s*(?P<gpus>[0-9]+))(?:\s+racks?)?"
-)
+_COUNT = rf"(?:(?P<count>{_N})\s*(?:x|\s|(?:racks?|systems?)\s+(?:of\s+)?)?\s*)?"
+_AFTER = rf"(?:\s+(?:racks?|systems?|{_NODE}))?(?:\s*[x:=,@]\s*(?P<after>{_N}))?"
+_RACK = re.compile(rf"{_COUNT}(?P<name>[a-z].*?[\s_-]*nvl\s*(?P<gpus>[0-9]+)){_AFTER}")
+_RACK_FIRST = re.compile(rf"{_COUNT}nvl\s*(?P<gpus>[0-9]+)[\s_-]+(?P<name>[a-z].*?){_AFTER}")
+_SYSTEM = re.compile(rf"{_COUNT}(?:nvidia\s+)?[dh]gx[\s_-]*(?P<name>[a-z].*?){_AFTER}")
 _OF_RACKS = re.compile(rf"(?P<count>{_N})\s*(?:racks?\s+of\s+(?P<name>.+?)|x?\s*(?P<other>\S.*?)\s+racks?)")
 
 
-def _named_racks(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
-    """Return racks that NVLink connects as one domain each: `GB200-NVL72` is 72 GPUs, `2xGB200-NVL72` are 144.
+class _Systems(msgspec.Struct, frozen=True):
+    """Systems that are ordered as one: racks that NVLink connects, or nodes named by their board."""
+
+    gpu: Gpu
+    count: int
+    size: int  # GPUs of one
+
+    @property
+    def is_rack(self) -> bool:
+        return self.size > self.gpu.gpus_per_node
+
+
+def usual_node(name: str) -> str:
+    """Return the usual node of a GPU type as a cluster argument; the name of a rack or system would count those."""
+    known = gpu(name)
+    return f"{known.gpus_per_node}x{known.name if _systems(name) else name}"
+
+
+def _systems(text: str) -> _Systems | None:
+    """Return the racks or systems that a text names: `2xGB200-NVL72`, `GB200 NVL72 x 18`, `24xDGX-H100`."""
+    plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS)).strip()
+    for form in (_RACK, _RACK_FIRST, _SYSTEM, _OF_RACKS):
+        match = form.fullmatch(plain)
+        groups = match.groupdict() if match is not None else {}
+        name = groups.get("name") or groups.get("other") or ""
+        counts = [one for one in (groups.get("count"), groups.get("after")) if one]
+        if not is_known(name) or len(counts) > 1:
+            continue
+        known = gpu(name)
+        racks = known.nvlink_domain > known.gpus_per_node > 1 and not known.nvlink_domain % known.gpus_per_node
+        size = known.nvlink_domain if racks else known.gpus_per_node
+        named_size = int(groups.get("gpus") or size)
+        if form is _SYSTEM and not racks and (known.link != "nvlink" or size == 1):
+            fix = [f"{size}x{known.name}"]
+            raise _bad(text, "the number of GPUs of this system is not known here; write the GPUs", fix)
+        if named_size == size and (racks or form is _SYSTEM):
+            return _Systems(known, _as_int(text, counts[0]) if counts else 1, size)
+    return None
+
+
+def _named_systems(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
+    """Return racks and systems as nodes: `GB200-NVL72` is 72 GPUs, `2xGB200-NVL72` are 144, `24xDGX-H100` 192.
 
     Nobody orders 72 racks at once: a count of all GPUs of a rack, or more, is one of GPUs.
     """
-    plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS))
-    match = _RACK.fullmatch(plain)
-    named = match["name"] if match is not None else ""
-    if match is None or not is_known(named):
-        match = _OF_RACKS.fullmatch(plain)
-        named = (match["name"] or match["other"]) if match is not None else ""
-    if match is None or not is_known(named):
+    found = _systems(text)
+    if found is None:
         return None
-    known = gpu(named)
-    size = int(match.groupdict().get("gpus") or known.nvlink_domain)
-    if known.nvlink_domain != size or size % known.gpus_per_node or size == known.gpus_per_node:
-        return None
-    count = _as_int(text, match["count"]) if match["count"] else 1
-    if count >= size:  # nobody orders 72 racks at once
+    known, count, size = found.gpu, found.count, found.size
+    if found.is_rack and count >= size:
         made = Cluster(known, *default_nodes(count, known))
         _check_size(text, made)
         message = f"{text} is {count} GPUs, {made}; write {count}x{size}x{known.name} for {count} racks of {size} GPUs"
         return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *network_assumed(made))
-    return _racks(
-        text, known, count, f"; write {count}x{known.name} for {'one GPU' if count == 1 else f'{count} GPUs'}"
-    )
+    other = f"; write {count}x{known.name} for {'one GPU' if count == 1 else f'{count} GPUs'}"
+    if found.is_rack:
+        return _racks(text, known, count, other)
+    made = Cluster(known, count, size)
+    _check_size(text, made)
+    message = f"{text} is {'one system' if count == 1 else f'{count} systems'} of {size} GPUs, {made}{other}"
+    return made, (Assumption("nodes", f"{count}x{size}", message), *network_assumed(made))
 
 
 def _racks(text: str, known: Gpu, count: int, more: str) -> tuple[Cluster, tuple[Assumption, ...]]:
@@ -204,9 +245,9 @@ def _racks_assumed(text: str, made: Cluster, count: int, more: str) -> Assumptio
 
 
 def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
-    racks = _named_racks(text)
-    if racks is not None:
-        return racks
+    systems = _named_systems(text)
+    if systems is not None:
+        return systems
     parts = _parts(text)
     known = _gpu_in(text, parts)
     if parts.nodes and parts.count and parts.count % parts.nodes:
