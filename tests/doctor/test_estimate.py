@@ -35,6 +35,19 @@ def test_a_run_as_fast_as_its_estimate_is_healthy(writer: str, seed: int, slower
     assert "causal attention counted as half" in found.mfu_convention
 
 
+STRAGGLERS = "speed.stragglers"
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(1.4, [STRAGGLERS]), (2.5, [STRAGGLERS, "speed.low-mfu"])])
+def test_a_slow_rank_explains_only_the_time_that_the_others_wait_for_it(slow: float, expected: list[str]) -> None:
+    made = case("llama3_8b_pretrain_config", "8xH100", "megatron")
+    usual = 1e3 * float(costs.estimate(made).step_s)
+    ranks = f"(min, max) time across ranks (ms):\n    backward-compute ......: ({usual:.2f}, {1.4 * usual:.2f})"
+    lines = LOG_WRITERS["megatron"](at_estimated_speed(made, 40, 1, slow)).splitlines()
+    text = "\n".join(f"{line}\n{ranks}" if " iteration " in line else line for line in lines)
+    assert [one.id for one in doctor.examine(doctor.read_text(text, "log"), made).findings] == expected
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 @settings(max_examples=3)
 @given(seed=SEEDS, slower=st.floats(1.5, 5))

@@ -136,8 +136,7 @@ def _data_timers(stats: RunStats) -> tuple[Remedy, ...]:
 def stragglers(stats: RunStats) -> Iterator[Finding]:
     """Some ranks take longer than others for equal work."""
     worst: tuple[float, str] = (0.0, "")
-    for name in {name for step in stats.steady for name in step.ranks_s}:
-        pairs = [step.ranks_s[name] for step in stats.steady if name in step.ranks_s]
+    for name, pairs in _rank_pairs(stats).items():
         apart = median_of(slowest / fastest for fastest, slowest in pairs if fastest > 0)
         if apart is not None and len(pairs) >= limit("enough_steps"):
             worst = max(worst, (apart, name))
@@ -170,6 +169,20 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
         evidence=(Evidence(f"slowest over fastest rank, {name}", round(apart, 3), "×", limit("ranks_apart"), "limit"),),
         remedies=tuple(fixes),
     )
+
+
+def rank_gap_s(stats: RunStats) -> float:
+    """Return the seconds by which the slowest rank takes longer than the fastest; 0 if stages may have unequal work."""
+    if stats.case is None or stats.case.pp > 1:
+        return 0.0
+    gaps = (median_of(slowest - fastest for fastest, slowest in pairs) for pairs in _rank_pairs(stats).values())
+    return max((one or 0.0 for one in gaps), default=0.0)
+
+
+def _rank_pairs(stats: RunStats) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds of the fastest and slowest rank in every step, by what is timed."""
+    names = {name for step in stats.steady for name in step.ranks_s}
+    return {name: [step.ranks_s[name] for step in stats.steady if name in step.ranks_s] for name in names}
 
 
 def _named_ranks(stats: RunStats, found: SlowRanks) -> Iterator[Finding]:
