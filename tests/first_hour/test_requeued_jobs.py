@@ -265,7 +265,7 @@ def test_size_takes_one_node_from_the_name_of_a_rack_or_system(meshwright: Any) 
         asked = ("size", "llama3-8b", "--gpu", text, "--goal", "pretrain", "--max-gpus", "8", "--json")
         answer = meshwright(*asked).json
         assert answer["node"] == node
-        assert not [one for one in answer["question"]["assumed"] if "rack" in one["message"]]
+        assert not [one for one in answer["assumed"] if "rack" in one["message"]]
 
 
 def test_a_wrong_key_of_a_cluster_file_suggests_no_other_gpu(meshwright: Any, tmp_path: Path) -> None:
