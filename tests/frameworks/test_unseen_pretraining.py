@@ -305,3 +305,67 @@ def test_experts_of_deepspeed_are_split_without_sequence_parallelism(tmp_path: P
     flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--tensor-model-parallel-size 8 --num-experts 8")
     flags += " --moe-expert-parallel-size 8 --no-pipeline-parallel"
     assert "sequence_parallel.required-by-moe" not in found(deepspeed(tmp_path, flags))
+
+
+def test_deepspeeds_pipeline_balances_its_layers(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--pipeline-model-parallel-size 4")
+    assert "pipeline.even-split" not in found(deepspeed(tmp_path, flags))
+    without = written(tmp_path, "m.sh", f"torchrun --nnodes 9 --nproc-per-node 8 pretrain_gpt.py {flags}\n")
+    assert "pipeline.even-split" in found(check(without))
+
+
+def test_only_a_pipeline_takes_its_micro_batches_by_the_config(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "").replace("-batch-size 1 ", "-batch-size 2 ")
+    assert "megatron-deepspeed.batch-sizes" in found(deepspeed(tmp_path, flags))
+    result = deepspeed(tmp_path, f"{flags} --no-pipeline-parallel")
+    assert "megatron-deepspeed.batch-sizes" in found(result, "warning")
+
+
+INNER = """SIZES=${EXTRA}
+if [[ -n "$KIND" ]]; then SIZES=',"data_types": {"grad_accum_dtype": "'$KIND'"}'; fi
+cat <<EOF > ds.json
+{"train_micro_batch_size_per_gpu": 1, "train_batch_size": 512, "bf16": {"enabled": true}$SIZES}
+EOF
+CMD="python3 -u pretrain_gpt.py --deepspeed --deepspeed_config ds.json FLAGS"
+deepspeed --num_nodes 2 --num_gpus 8 --no_local_rank --no_python /usr/bin/bash -c "$CMD"
+"""
+
+
+def test_a_launcher_without_python_starts_a_shell(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("size 72", "size 2").replace("--num-layers 70 --hidden-size 14336", "SIZES")
+    flags = flags.replace("SIZES", "--num-layers 16 --hidden-size 3584 --tensor-model-parallel-size 4")
+    result = check(written(tmp_path, "d.sh", INNER.replace("FLAGS", flags)))
+    assert found(result) == []
+    assert (result.framework, result.recipe.layout.tp) == ("megatron-deepspeed", 4)
+    assert "16 GPUs" in " ".join(result.notes)
+    parallel = INNER.replace("FLAGS", f"{flags} --sequence-parallel")
+    assert found(check(written(tmp_path, "s.sh", parallel))) == ["megatron-deepspeed.max-connections"]
+    assert found(check(written(tmp_path, "h.sh", f"export PT_HPU_LAZY_MODE=0\n{parallel}"))) == []
+
+
+def test_a_trainer_beside_torchtitan_reads_its_config_file(tmp_path: Path) -> None:
+    config = written(tmp_path, "c.toml", TITAN.replace('converters = ["float8"]\n', "").replace("[[opti", "# [[opti"))
+    run = f'torchrun --nproc-per-node 8 -m slowstart.train --job.config_file={config} --job.description="\\"a run\\""\n'
+    result = check(written(tmp_path, "r.sh", run))
+    assert (result.framework, result.recipe.data.seq_length) == ("torchtitan", 4096)
+    assert "launch.literal-quotes" in found(result, "warning")
+    with pytest.raises(InputError, match="trains nothing"):
+        check(written(tmp_path, "e.sh", run.replace("slowstart.train", "scripts.estimate.estimation")))
+
+
+def test_megatrons_layers_are_recomputed_beside_zero_3(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--tensor-model-parallel-size 8 --zero-stage 3")
+    flags = flags.replace("--checkpoint-activations", "--no-pipeline-parallel --recompute-granularity selective")
+    run = f"deepspeed --num_nodes 8 --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json {flags}"
+    config = DEEP.replace('"stage": 0', '"stage": 3').replace(
+        '"bf16"', '"optimizer": {"params": {"lr": "auto"}}, "bf16"'
+    )
+    result = check(written(tmp_path, "z.sh", f"{config}{run}\n"))
+    assert found(result) == []
+    assert result.engine == "deepspeed"
+
+
+def test_experts_of_deepspeed_have_biases(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--tensor-model-parallel-size 8 --num-experts 8")
+    flags += " --moe-expert-parallel-size 8 --no-pipeline-parallel --enable-expert-tensor-parallelism"
+    assert "moe.expert-bias" not in found(deepspeed(tmp_path, flags))

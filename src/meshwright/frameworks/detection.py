@@ -12,6 +12,7 @@ import msgspec
 from meshwright.choices import FRONT_ENDS
 from meshwright.choices import Framework as FrameworkName
 from meshwright.errors import InputError, some
+from meshwright.frameworks.common import OTHER_TASK
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.native import is_native, looks_native, train_command
@@ -42,11 +43,6 @@ STARTED: tuple[FrameworkName, ...] = (
 READ_COMMANDS = ("trl",)  # front ends whose commands are read as those of the Trainer
 CONFIGS = (".yaml", ".yml", ".toml", ".json")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
-OTHER_TASK = re.compile(
-    r"(?i)(^|[_-])(convert|preprocess|tokenize|eval|evaluate|evaluation|infer|inference|generate|generation|serve|server|"
-    r"merge|export|download|predict|benchmark|score|demo|chat|lm_eval)([_.-]|$)"
-)
-"""Names of programs that do something else than train."""
 SET_UP = re.compile(r"/etc/|rc$|profile|conda|module|env")  # sourced files that set up the shell
 CONVERTS = "--ckpt-convert-"  # flags with which Megatron-LM writes a checkpoint in another format and ends
 LONGEST_NAME = 200  # characters of a path that is looked up

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from meshwright.clusters import Cluster
 from meshwright.frameworks import cut_commands
 from meshwright.frameworks.common import visible_devices
@@ -161,7 +163,9 @@ def _literal_quotes(content: Content) -> Iterator[Finding]:
         is_whole = len(value) > 1 and value[-1] == value[0]
         message = f"{flag} gets {value} with its quotes: the shell keeps quotes that are inside a string"
         fix = f"{flag} {bare}" if is_whole and bare else 'an array, ARGS=(…), and "${ARGS[@]}" in the command'
-        yield _finding("launch.literal-quotes", flag, one, message, fix)
+        found = _finding("launch.literal-quotes", flag, one, message, fix)
+        is_text = is_whole and " " in bare  # one word with blanks is a description, which may have quotes
+        yield msgspec.structs.replace(found, severity="warning") if is_text else found
 
 
 def keeps_arguments_in_strings(content: Content) -> bool:

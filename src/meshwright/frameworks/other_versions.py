@@ -43,7 +43,7 @@ PINNED = frozenset(("third_party", "thirdparty", "3rdparty", "third-party", "sub
 ADDED = "must add it"  # in the warning on a name that the program beside the framework must define
 FORK = 5  # names of its own from which a program may build another model, or validate its arguments otherwise
 OF_THE_MODEL = ("megatron-lm.", "memory.", "pipeline.even-split", "precision.fp8-widths")
-"""Starts of the rules that such a program may not have, as with layers that compute nothing, or FP8 kernels of its own."""
+"""Starts of the rules that such a program may not have: layers may compute nothing, FP8 kernels may be its own."""
 OF_MEGATRON = tuple(
     f"megatron-lm.{name}"
     for name in ("max-connections", "query-groups", "head-dim", "virtual-layers", "batch-schedule")

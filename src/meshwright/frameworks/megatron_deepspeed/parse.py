@@ -22,6 +22,7 @@ from meshwright.frameworks.mapping import map_to_recipe
 from meshwright.frameworks.megatron_deepspeed.flags import TITLE, arity, flag_findings, spelling_findings
 from meshwright.frameworks.megatron_deepspeed.translate import JSON, mappable, moe_layers, stated_with, translated
 from meshwright.frameworks.megatron_lm.arguments import UNREAD_ARGS, key_of, parse_args
+from meshwright.frameworks.megatron_lm.layouts import CONNECTIONS
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
 from meshwright.frameworks.megatron_lm.parse import (
     PROGRAMS,
@@ -51,17 +52,25 @@ OWN_FLAGS = frozenset((
 """Flags that Megatron-LM has not."""
 OTHER_ENGINE = (
     "schedule.no-interleaving", "strategy.tied-fsdp2", "strategy.fsdp2-ep", "precision.fp16-fsdp2",
-    "sequence_parallel.required-by-moe",
+    "sequence_parallel.required-by-moe", "moe.expert-bias",
 )  # fmt: skip
-"""Rules on Megatron-Core's schedule, shards and experts: DeepSpeed's pipeline, ZeRO and MoE layer have no such limits."""
+"""Rules on Megatron-Core's schedule, shards and experts that DeepSpeed's pipeline, ZeRO and MoE layer do not have."""
+OF_TRAINER = (
+    "recompute.supported", "recompute.ops-supported", "precision.format-supported", "optimizer.supported",
+    "learning_rate.supported",
+)  # fmt: skip
+"""Rules on what transformers' Trainer does beside DeepSpeed: Megatron's layers and optimizers are beside it here."""
 SPLIT_BY_LAYERS = ("pipeline.more-stages-than-layers", "memory.state", "memory.peak")
 """Rules on stages of whole layers."""
+SPLIT_BY_WEIGHTS = ("pipeline.even-split",)
+"""Rules on stages of equal length: DeepSpeed's PipelineModule balances layers over its stages."""
 REPLACED_RULES = frozenset((
     "deepspeed.batch-arithmetic", "deepspeed.pipeline-zero-stage", "deepspeed.auto-not-filled", "deepspeed.no-type",
     "deepspeed.device-map",
 ))  # fmt: skip
 """DeepSpeed's rules with an own one here that knows Megatron's layout, and those on the Trainer."""
 CLIENT_SECTIONS = ("optimizer.",)  # Megatron passes its own optimizer, so DeepSpeed does not read the section
+OTHER_ACCELERATOR = re.compile(r"\b(PT_HPU|HABANA|ASCEND|HCCL)_\w+")  # of Gaudi and Ascend
 FIRST_FLAGS = frozenset(("batch_size", "warmup"))
 SECOND_FLAGS = frozenset(("micro_batch_size", "global_batch_size", "tensor_model_parallel_size"))
 """Flags of Megatron-LM before version 2, and those that replaced them."""
@@ -131,7 +140,7 @@ def parse(content: Content) -> ParsedConfig:
         model=built.model,
         goal="sft" if program_name(launch).startswith("finetune_") else "pretrain",
         gpu_request=torchrun_gpu_request(launch),
-        env=launch.env,
+        env={**_accelerator(content), **launch.env},
         findings=(
             *args.findings,
             *spelling_findings(launch.args),
@@ -148,8 +157,10 @@ def parse(content: Content) -> ParsedConfig:
         engine=_engine(settings, stage),
         suppressed_rules=(
             *OTHER_ENGINE,
+            *(OF_TRAINER if _engine(settings, stage) == "deepspeed" else ()),
             *(("sequence.position-table",) if UNREAD_ARGS in settings else ()),
             *(SPLIT_BY_LAYERS if _splits_other_parts(settings) else ()),
+            *(SPLIT_BY_WEIGHTS if _is_pipeline_module(settings, program_name(launch)) else ()),
         ),
     )
 
@@ -186,7 +197,7 @@ def _deepspeed_findings(settings: Settings, recipe: Recipe) -> Iterator[Finding]
                 fix = tuple(text for text in one.fix if '"auto"' not in text)
                 yield msgspec.structs.replace(one, field=f"{JSON}{one.field}", fix=fix)
     for key, setting in settings.items():
-        if setting.unresolved == AUTO_REASON and not key.startswith(AUTO_IN_DEEPSPEED):
+        if setting.unresolved == AUTO_REASON and not key.startswith((*AUTO_IN_DEEPSPEED, *CLIENT_SECTIONS)):
             message = f"{key} is auto: transformers and accelerate fill it in, {TITLE} does not; write its value"
             yield Finding(
                 "megatron-deepspeed.auto", "error", f"{JSON}{key}", message, (), file=setting.file, line=setting.line
@@ -248,6 +259,18 @@ def _splits_other_parts(settings: Settings) -> bool:
     """Return whether stages are split by modules that are no layers: type:transformer|embedding counts embeddings."""
     method = str(settings["pp_partition_method"].value).lower() if "pp_partition_method" in settings else ""
     return method.startswith("type:") and "embedding" in method
+
+
+def _accelerator(content: Content) -> Settings:
+    """Return CUDA's variables as unknown where a script sets those of another accelerator."""
+    other = OTHER_ACCELERATOR.search(content.text)
+    return {CONNECTIONS: SourcedValue("", 0, content.path, f"{other[0]} is not for CUDA")} if other else {}
+
+
+def _is_pipeline_module(settings: Settings, program: str) -> bool:
+    """Return whether DeepSpeed builds the model as a PipelineModule."""
+    off = settings.get("no_pipeline_parallel")
+    return "deepspeed" in settings and bool(DECODERS.fullmatch(program)) and (off is None or not off.value)
 
 
 def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:

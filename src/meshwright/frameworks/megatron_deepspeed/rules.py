@@ -80,18 +80,18 @@ def other_stage(ctx: RuleContext) -> Problem | None:
 
 
 def batch_sizes(ctx: RuleContext) -> Iterator[Problem]:
-    """Compare the batch of the flags with that of the config."""
+    """Compare the batch of the flags with that of the config; only a pipeline takes its micro batches by the config."""
     if not is_on(ctx, "deepspeed"):
         return
     severities: tuple[tuple[str, str, Severity], ...] = (
-        ("micro_batch_size", MICRO, "error"),
+        ("micro_batch_size", MICRO, "warning" if is_on(ctx, "no_pipeline_parallel") else "error"),
         ("global_batch_size", BATCH, "warning"),
     )
     for flag, key, severity in severities:
         given, config = get_int(ctx, flag), _json_int(ctx, key)
         if given and config and given != config:
             name = f"--{flag.replace('_', '-')}"
-            what = "the loader and the engine count differently" if severity == "error" else "the flag replaces it"
+            what = "the loader and the engine count differently" if key == MICRO else "the flag replaces it"
             message = f"{name} {given} and {key.removeprefix(JSON)} {config} of the DeepSpeed config disagree: {what}"
             yield Problem(message, (f'"{key.removeprefix(JSON)}": {given}',), key=key, severity=severity)
 

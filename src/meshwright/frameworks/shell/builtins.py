@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from meshwright.errors import InputError
@@ -11,7 +11,7 @@ from meshwright.frameworks.shell.assign import assign, assigned_by_arithmetic, a
 from meshwright.frameworks.shell.conditions import Operand, Test
 from meshwright.frameworks.shell.grammar import Parser
 from meshwright.frameworks.shell.interpreter import Interpreter, RunCommand
-from meshwright.frameworks.shell.launch_prefixes import REMOTE, command_name, unwrap
+from meshwright.frameworks.shell.launch_prefixes import LAUNCHERS, REMOTE, command_name, unwrap
 from meshwright.frameworks.shell.sbatch import read_sbatch
 from meshwright.frameworks.shell.sourced import Unreadable
 from meshwright.frameworks.shell.syntax import Simple
@@ -253,6 +253,8 @@ def _run_program(interp: Interpreter, simple: Simple, fields: list[Field]) -> Ex
     unwrapped = unwrap(words)
     start = unwrapped.start
     inner = command_name(words[start]) if start < len(words) else ""
+    if inner in LAUNCHERS and (shell := _shell_of_launcher(words[start:])):  # torchrun --no-python bash -c '…'
+        start, inner = start + shell, command_name(words[start + shell])
     submits = "sbatch" in unwrapped.options
     if inner in SHELLS:
         _run_shell(interp, simple, fields, start)
@@ -270,6 +272,15 @@ def _run_program(interp: Interpreter, simple: Simple, fields: list[Field]) -> Ex
     if fields[0].text in QUERIES or (fields[0].text == "command" and len(fields) > 1 and fields[1].text == "-v"):
         return ExitStatus.UNKNOWN
     return ExitStatus.RAN
+
+
+def _shell_of_launcher(words: Sequence[SourcedValue]) -> int | None:
+    """Return the index of the shell that a launcher starts on every rank, with --no-python; None if it starts none."""
+    texts = [str(word.value) for word in words]
+    if not {"--no_python", "--no-python"} & set(texts):
+        return None
+    starts = (at for at, word in enumerate(words) if command_name(word) in SHELLS)
+    return next((at for at in starts if texts[at + 1 : at + 2] == ["-c"]), None)
 
 
 def _run_document(interp: Interpreter, simple: Simple, prefix: list[Field]) -> None:

@@ -18,6 +18,7 @@ from meshwright.frameworks.shell.words import Source, WordReader
 WRITERS = ("tee", "cp", "sed")
 CONFIGS = (".json", ".yaml", ".yml", ".toml")
 OPEN, CLOSE = "\ue000", "\ue001"  # around text that is known only when the script runs
+BEFORE_VALUE = (":", ",", "[", CLOSE)
 _UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 _STRING_OR_UNKNOWN = re.compile(rf'"(?:[^"\\]|\\.)*"|{OPEN}[^{CLOSE}]*{CLOSE}', re.DOTALL)
 _BRE_SPECIAL = re.compile(r"[\[\]*^$]")
@@ -220,11 +221,13 @@ def _pattern(text: str, extended: bool) -> re.Pattern[str] | None:
 
 
 def _as_json(text: str) -> str:
-    """Return a text of JSON in which an unknown value outside a string is a string."""
+    """Return a text of JSON in which an unknown value is a string; unknown text elsewhere is left out."""
 
     def put(found: re.Match[str]) -> str:
         if not found[0].startswith(OPEN):
             return found[0]
+        if not text[: found.start()].rstrip().endswith(BEFORE_VALUE):
+            return ""
         inside = found[0][1:-1].replace("\\", "\\\\").replace('"', '\\"')
         return f'"{inside}"'
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.frameworks.common import format_toml
+from meshwright.frameworks.common import OTHER_TASK, format_toml
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.torchtitan.format_override import flag, flag_030, flag_main
 from meshwright.frameworks.torchtitan.python_config import config_functions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TRAIN_MODULE = re.compile(r"torchtitan\.([\w.]+\.)?train")  # of all models, or of one, such as flux
 SCRIPT = re.compile(r"run_train\w*\.sh")
+CONFIG_FILE = ("--job.config_file", "--job.config-file")
 ASSIGNMENT = re.compile(r"\w+(\.\w+)+=")
 SETTING_FLAG = re.compile(r"--(job|model|training|parallelism|optimizer|lr_scheduler|checkpoint|compile|metrics)[.]")
 RECOMPUTE = re.compile(r"activation[-_]checkpoint:([\w-]+)")
@@ -60,12 +62,21 @@ def runs(content: Content) -> Iterator[Run]:
 
 def _starts(launch: LaunchCommand) -> bool:
     name = str(launch.program.value)
+    if _reads_config(launch) and not OTHER_TASK.search(Path(name).name):
+        return True  # a trainer beside torchtitan that has its config manager
     if launch.is_module:
         return bool(TRAIN_MODULE.fullmatch(name))
     has_setting = any(
         SETTING_FLAG.match(str(arg.value).replace("-", "_").replace("__", "--", 1)) for arg in launch.args
     )
     return name.endswith("torchtitan/train.py") or (Path(name).name == "train.py" and has_setting)
+
+
+def _reads_config(launch: LaunchCommand) -> bool:
+    """Return whether a program is given one of torchtitan's config files."""
+    words = [str(arg.value) for arg in launch.args]
+    given = [*pairwise(words), *(word.partition("=")[::2] for word in words)]
+    return any(flag in CONFIG_FILE and value for flag, value in given)
 
 
 def _gpu_request(nodes: SourcedValue | None, per_node: SourcedValue | None, gpu: str) -> GpuRequest:
