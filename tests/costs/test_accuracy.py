@@ -46,6 +46,8 @@ def test_every_source_counts_the_same():
     assert errors.quantile(0.4) == pytest.approx(10)
     assert errors.quantile(0.6) == pytest.approx(50)
     assert weighted_quantile(np.array([3.0, 1.0, 2.0]), np.ones(3), 0.5) == 2.0
+    assert weighted_quantile(np.array([4.0, 1.0, 3.0, 2.0]), np.ones(4), 0.5) == 2.5  # as calibrate's median
+    assert weighted_quantile(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3]), 0.5) == 2.5
 
 
 def test_step_times_match_published_ones(report):

@@ -191,12 +191,17 @@ def _fit(rows: Sequence[Measurement], fits: NDArray[np.float64]) -> dict[str, in
 
 
 def weighted_quantile(values: NDArray[np.float64], weight: NDArray[np.float64], share: float) -> float:
-    """Return the smallest value at or above this share of the weight; NaN if there are no values."""
+    """Return the smallest value above this share of the weight; NaN if there are no values.
+
+    A share that ends between two values returns their mean: with equal weights, half of it is the usual median.
+    """
     if not len(values):
         return float("nan")
     order: NDArray[np.int64] = np.argsort(values)
     running = np.cumsum(weight[order]) / weight.sum()
-    return float(values[order[min(int(np.searchsorted(running, share)), len(values) - 1)]])
+    rounding = 1e-9  # of the sums: 0.1 + 0.2 must end where 0.3 does
+    low, high = (int(np.searchsorted(running, share + sign * rounding)) for sign in (-1, 1))
+    return float(values[order[np.minimum((low, high), len(values) - 1)]].mean())
 
 
 def _group(error: NDArray[np.float64]) -> dict[str, float]:
