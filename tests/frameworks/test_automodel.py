@@ -12,6 +12,7 @@ from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapp
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.mapping import to_settings
 from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.models import find
 from meshwright.recipes import index, load, peft, pretrain, sft
@@ -624,3 +625,14 @@ def test_strategies_get_only_their_own_options() -> None:
     text = next(iter(written.files.values()))
     assert "sequence_parallel" not in text
     assert "mp_policy" not in text
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+@pytest.mark.parametrize("ep", [1, 8])
+def test_resharding_is_read_as_it_is_written(ep: int, reshards: bool) -> None:
+    recipe = changed(load("qwen3_30b_a3b_sft_config"), {"layout.ep": ep, "layout.reshard_after_forward": reshards})
+    automodel, field = frameworks.framework("automodel"), "layout.reshard_after_forward"
+    settings, _ = to_settings(automodel, recipe, [field])
+    text = f"distributed:\n  ep_size: {ep}\n  reshard_after_forward: {str(*settings.values()).lower()}\n"
+    read = import_recipe(automodel, frameworks.content_of(text, "config.yaml"), model_of(recipe)).recipe
+    assert read.layout.reshard_after_forward is reshards

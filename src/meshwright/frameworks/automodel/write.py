@@ -239,14 +239,12 @@ def _lost_data_fields(recipe: Recipe) -> Iterator[UnmappedField]:
 
 
 def _expert_keys(recipe: Recipe) -> dict[str, Any]:
-    """Set reshard_after_forward explicitly: its default differs between experts and other layers."""
+    """Set reshard_after_forward explicitly where null means another value: null reshards layers, but not experts."""
     layout = recipe.layout
-    settings: dict[str, Any] = {}
-    if layout.ep > 1 and layout.strategy == "fsdp2":
-        settings["distributed.reshard_after_forward"] = layout.reshard_after_forward
-    elif layout.strategy == "fsdp2" and not layout.reshard_after_forward:
-        settings["distributed.reshard_after_forward"] = False
-    return settings
+    if layout.strategy != "fsdp2":
+        return {}
+    is_default = layout.reshard_after_forward and layout.ep == 1
+    return {"distributed.reshard_after_forward": None if is_default else layout.reshard_after_forward}
 
 
 def _adapter_keys(recipe: Recipe) -> dict[str, Any]:

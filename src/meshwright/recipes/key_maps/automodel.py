@@ -9,9 +9,9 @@ from meshwright.recipes.key_maps.key import ConfigKey, Values
 from meshwright.recipes.key_maps.value_maps import (
     DECAY_STYLES,
     NULL_IS_0,
-    NULL_IS_TRUE,
     PIPELINE_SCHEDULES,
     READ_NULL_AS_1,
+    READ_NULL_AS_TRUE,
     RECOMPUTE_SWITCH,
     STRATEGIES,
 )
@@ -149,7 +149,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ),
     ConfigKey("distributed.activation_checkpointing_scope", default="all"),
     ConfigKey("distributed.defer_fsdp_grad_sync", "layout.defer_grad_sync", default=True),
-    ConfigKey("distributed.reshard_after_forward", "layout.reshard_after_forward", NULL_IS_TRUE, default=None),
+    ConfigKey("distributed.reshard_after_forward", "layout.reshard_after_forward", READ_NULL_AS_TRUE, default=None),
     ConfigKey("distributed.enable_compile", "kernels.compile", default=False),
     ConfigKey("distributed.enable_async_tensor_parallel", "kernels.tp_comm_overlap", default=False),
     ConfigKey("distributed.mp_policy._target_", type="str"),
@@ -197,7 +197,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("distributed.pipeline.pp_recv_buffer_pool", default=True, type="bool", since="2026-09"),
     ConfigKey("distributed.pipeline.pp_recv_buffer_pool_slack", default=2, type="int", since="2026-09"),
     ConfigKey("distributed.moe.ignore_router_for_ac", default=True, type="bool"),
-    ConfigKey("distributed.moe.reshard_after_forward", "layout.reshard_after_forward", NULL_IS_TRUE),
+    ConfigKey("distributed.moe.reshard_after_forward", "layout.reshard_after_forward", READ_NULL_AS_TRUE),
     ConfigKey("distributed.moe.lm_head_precision", default=None),
     ConfigKey("distributed.moe.wrap_outer_model", default=True, type="bool"),
     ConfigKey("loss_fn._target_", type="str"),
