@@ -352,6 +352,21 @@ BLANK: dict[str, object] = {"layout.pp": 1, "layout.vp": 1, "layout.ep": 1, "lay
 BLANK |= {"layout.dp_shard": -1, "layout.stage_layers": (), "layout.pp_schedule": "1f1b", "layout.recompute": "none"}
 BLANK |= {"layout.offload": "none", "precision.reduce": "bf16", "precision.grads": "fp32", "layout.dp_replicate": 1}
 BLANK |= {"layout.cp": 1, "layout.tp": 1, "layout.strategy": "fsdp2", "precision.master": "fp32"}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_typed_setting_of_the_program_is_no_key_of_the_file(recompute: str) -> None:
+    content = frameworks.content_of(ZERO.replace("num_machines: 1", "num_machines: 2"), PATH)
+    typed = ["layout.micro_batch_size=1", "data.seq_length=2048", f"layout.recompute={recompute}"]
+    accelerate, model = frameworks.framework("accelerate"), find("llama3-8b")
+    result = frameworks.check(accelerate, content, gpus="8xH100", model=model, overrides=typed)
+    untyped = frameworks.check(accelerate, content, gpus="8xH100", model=model)
+    assert result.recipe.layout.recompute == recompute
+    assert {(one.rule, one.severity) for one in result.findings} <= {
+        (one.rule, one.severity) for one in untyped.findings
+    }
+
+
 FIELDS = draws(
     layout__reshard_after_forward=st.booleans(),
     layout__tp=st.sampled_from([1, 2, 4]),

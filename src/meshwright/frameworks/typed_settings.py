@@ -23,7 +23,10 @@ def with_typed(imported: ImportedRecipe) -> ParsedConfig:
         return imported.parsed
     recipes = imported.mapped.recipe, imported.recipe
     before, after = (to_settings(imported.framework, one, fields)[0] for one in recipes)
-    touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
+    open_keys = _keys_of_program(imported)
+    touched = [
+        key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...) and key not in open_keys
+    ]
     settings = {**imported.parsed.settings}
     for key in removed_keys(imported, touched, after):
         settings.pop(key, None)
@@ -33,6 +36,12 @@ def with_typed(imported: ImportedRecipe) -> ParsedConfig:
         old = imported.parsed.settings.get(key, SourcedValue(None, 0, ""))
         settings[key] = SourcedValue(value, old.line, old.file)
     return msgspec.structs.replace(imported.parsed, settings=settings)
+
+
+def _keys_of_program(imported: ImportedRecipe) -> set[str]:
+    """Return the keys that the file does not have, of typed fields that its training program sets."""
+    fields = [key for key in imported.typed if key in imported.parsed.unknown_fields]
+    return to_settings(imported.framework, imported.recipe, fields)[0].keys() - imported.parsed.settings.keys()
 
 
 def removed_keys(imported: ImportedRecipe, touched: Sequence[str], after: Mapping[str, Any]) -> list[str]:

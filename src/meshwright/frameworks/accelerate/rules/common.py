@@ -26,4 +26,5 @@ def fsdp_version(ctx: RuleContext) -> str:
 
 def has_command_line(ctx: RuleContext) -> bool:
     """Return whether the command line is known too; a file alone may be completed by one."""
-    return any(not setting.file.endswith((".yaml", ".yml", ".json")) for setting in ctx.parsed.settings.values())
+    files = {setting.file for setting in ctx.parsed.settings.values()} - {""}  # "": a typed value
+    return any(not name.endswith((".yaml", ".yml", ".json")) for name in files)
