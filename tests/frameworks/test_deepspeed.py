@@ -255,6 +255,17 @@ def test_fixes_are_json() -> None:
     assert (finding.file, finding.severity) == ("ds_config.json", "warning")
 
 
+@pytest.mark.parametrize("batch", ['"train_batch_size": "auto"', '"train_batch_size": 64'])
+def test_state_that_does_not_fit_in_stage_2_is_sharded_by_stage_3(batch: str) -> None:
+    content = frameworks.content_of(f'{{{batch}, "zero_optimization": {{"stage": 2}}}}', "ds_config.json")
+    typed = ["layout.micro_batch_size=1", "data.seq_length=4096", "layout.recompute=full"]
+    result = frameworks.check(
+        frameworks.framework("deepspeed"), content, gpus="8x8xH200", model=find("llama3-70b"), overrides=typed
+    )
+    (finding,) = (one for one in result.findings if one.rule == "memory.state")
+    assert finding.fix == ('"zero_optimization": {"stage": 3}',)
+
+
 @pytest.mark.parametrize(
     ("text", "gpus", "micro", "batch"),
     [

@@ -71,6 +71,11 @@ def reduced_at_once(c: Case) -> list[bool]:
     return [False] if waits and c.engine in REDUCES_AT_WILL else []
 
 
+def resharded(c: Case) -> list[bool]:
+    """Return the value that frees gathered weights after the forward pass, where FSDP keeps them: ZeRO's stage 3."""
+    return [True] if c.strategy == "fsdp2" and not c.reshard_after_forward else []
+
+
 # Cheapest first: reducing in every micro batch or a smaller one costs a little, recompute a fifth of the speed, tensor
 # parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
@@ -79,6 +84,7 @@ MEMORY_FIXES: tuple[Fix, ...] = (
     {"defer_grad_sync": reduced_at_once},
     {"micro_batch_size": [1]},
     {"loss": chunked_losses},
+    {"reshard_after_forward": resharded},
     RECOMPUTE,
     {"defer_grad_sync": reduced_at_once, **RECOMPUTE},
     {"micro_batch_size": [1], **RECOMPUTE},
@@ -107,6 +113,7 @@ STATE_FIXES: tuple[Fix, ...] = (
     {"frozen": frozen_as_computed, "micro_batch_size": [1], **RECOMPUTE},
     {"frozen": frozen_as_computed, "method": four_bits},
     {"defer_grad_sync": reduced_at_once},
+    {"reshard_after_forward": shareable(resharded)},
     {"strategy": shareable(lambda c: ["fsdp2", "zero1", "megatron_fsdp"])},
     {"dp_replicate": shareable(lambda c: [1]), "dp_shard": [-1]},
     {"ep": shareable(larger("ep"))},
