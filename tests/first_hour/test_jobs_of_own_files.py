@@ -183,6 +183,31 @@ def test_files_that_megatron_arguments_name_are_found_from_the_folder_of_the_job
     assert "./tb is not" not in said
 
 
+BRIDGE = """\
+from megatron.bridge.recipes.qwen import qwen3_30b_a3b_pretrain_config
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.gpt_step import forward_step
+
+cfg = qwen3_30b_a3b_pretrain_config()
+cfg.model.expert_model_parallel_size = 8
+cfg.train.exit_signal_handler = True
+cfg.logger.log_progress = True
+pretrain(cfg, forward_step)
+"""
+
+
+def test_a_setting_that_the_job_sets_itself_is_not_called_lost(meshwright: Any, here: Path) -> None:
+    Path("train.py").write_text(BRIDGE)
+    words = ("--scheduler", "slurm", "--gpus", "2x8xH100", "--time", "12:00:00", "--write", "jobs")
+    found = meshwright("launch", "train.py", *words)
+    assert found.code == 0, found.err
+    (text,) = (path.read_text() for path in Path("jobs").glob("*.sbatch"))
+    assert " train.exit_signal_handler=true " in text
+    said = found.out + found.err + text
+    assert "train.exit_signal_handler=True: no field" not in said
+    assert "logger.log_progress=True: no field" in said
+
+
 LINE = (
     " [2026-11-17 10:00:00] iteration {step:8d}/  476837 | consumed samples: {samples:12d} | elapsed time per "
     "iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): 165.0 | learning rate: 3.0E-04 | global batch "

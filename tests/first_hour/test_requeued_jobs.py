@@ -252,6 +252,17 @@ def test_size_answers_a_deadline(meshwright: Any) -> None:
     assert meshwright(*asked[:6], "--max-gpus", "4", "--days", "10", "--json").code == 0  # the tokens of ten days
 
 
+def test_steps_that_are_the_tokens_rounded_down_stay(meshwright: Any, tmp_path: Path) -> None:
+    """A file whose samples are 100B tokens was "a new experiment" of one more step."""
+    path, steps = tmp_path / "own.toml", 100 * 10**9 // (512 * 8192)
+    for count, fields in ((steps, []), (steps - 1, ["train.steps"])):
+        path.write_text(
+            meshwright("recipe", "llama3_8b_pretrain_config", f"train.steps={count}", "--format", "toml").out
+        )
+        answer = meshwright("recommend", str(path), "--gpus", "8xH100", "--tokens", "100B", "--json").json
+        assert [one["field"] for one in answer["changes"] if one["kind"] == "contract"] == fields
+
+
 def test_a_rack_is_72_gpus(meshwright: Any) -> None:
     for text in ("GB200-NVL72", "1xGB200-NVL72"):
         answer = meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", text, "layout.tp=2", "--json").json

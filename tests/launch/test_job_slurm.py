@@ -161,6 +161,11 @@ def test_a_strict_setup_does_not_end_the_script(slurm: FakeSlurm) -> None:
     assert slurm.requeues() == ["requeue 30007"]
 
 
+def test_setup_that_the_users_script_has_is_not_repeated() -> None:
+    text = script(job(setup=("module load cuda", "module load nccl"), kept_setup=("module load cuda",)))
+    assert (text.count("module load cuda"), text.count("module load nccl")) == (1, 1)
+
+
 @pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "TIMEOUT", ""])
 def test_a_job_that_was_cancelled_or_is_over_is_not_requeued(slurm: FakeSlurm, state: str) -> None:
     done = slurm.run(script(job()), SRUN_CODE="75", STATE=state)

@@ -22,6 +22,7 @@ from meshwright.api.job_notes import (
     run_seconds,
     sbatch_not_kept,
     storage_note,
+    without_arguments_of,
 )
 from meshwright.api.requests import Export
 from meshwright.choices import Scheduler
@@ -118,6 +119,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
     step_s = float(exported.checked.estimate.step_s)
     exported, data, changed, save_notes = _with_save_interval(launch, exported, data, step_s)
     started = _started_program(launch, exported)
+    exported = without_arguments_of(started.program, exported)
     storage = storage_note(exported)
     job = build_job.exported(exported.written, exported.checked)
     recipe = job.recipe

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from meshwright import frameworks
 from meshwright.api import run_requests as requests
 from meshwright.api.exports import Exported
@@ -12,11 +14,13 @@ from meshwright.api.targets import Job
 from meshwright.display import plural
 from meshwright.frameworks import CheckResult
 from meshwright.frameworks.common import KEEP_ALL
+from meshwright.frameworks.types import Program
 from meshwright.notes import note
 from meshwright.planner import case_of
 from meshwright.planner.plan import OPEN_LENGTH
 from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe
 
 
@@ -67,6 +71,12 @@ def storage_note(exported: Exported) -> tuple[str, ...]:
     total = f"{gib / 1024:,.1f} TiB" if gib >= 1024 else f"{gib:,.1f} GiB"
     kept = f"{found.kept:,} checkpoint{'s' if found.kept != 1 else ''} of {found.checkpoint_gib:,.1f} GiB kept"
     return (f"storage: {kept}, {total} with the one being written (checkpoint.keep)",)
+
+
+def without_arguments_of(program: Program, exported: Exported) -> Exported:
+    """Return the export without the lost settings that the job's program sets itself, such as saving on a signal."""
+    lost = tuple(one for one in exported.not_imported if format_override(one.key, one.value) not in program.argv)
+    return msgspec.structs.replace(exported, not_imported=lost)
 
 
 def not_kept(exported: Exported) -> tuple[str, ...]:

@@ -196,9 +196,12 @@ def overrides_of(plan: Plan, request: requests.Recommend) -> tuple[str, ...]:
 
 
 def _steps_of_tokens(tokens: float, per_step: int, recipe: Recipe) -> int | None:
-    """Return the steps of so many tokens; None for the recipe's, which stay if the tokens are less than a step."""
+    """Return the steps of so many tokens; None for the recipe's, which stay if the tokens are less than a step.
+
+    They stay also if they are these tokens rounded down, as Megatron counts the steps of its samples.
+    """
     steps = ceil(tokens / per_step)
-    return None if tokens < per_step or steps == recipe.train.steps else steps
+    return None if tokens < per_step or recipe.train.steps in (steps, tokens // per_step) else steps
 
 
 def _steps_of_days(plan: Plan, request: requests.Recommend) -> int | None:

@@ -155,7 +155,8 @@ def _script(job: Job) -> Shell:
 
 def _setup(job: Job) -> list[str]:
     """Return the user's lines; error options that they set are reset, because exit codes are checked below."""
-    return [*job.setup, "set +eu"] if job.setup else []
+    own = [line for line in job.setup if line not in job.kept_setup]  # the user's script ran the others
+    return [*own, "set +eu"] if own else []
 
 
 def _kept_setup(job: Job) -> list[str]:
