@@ -280,7 +280,7 @@ def test_size_uses_the_levers_of_recommend(meshwright: Any) -> None:
     assert plan["smallest_that_fits"] == 1
     plain = next(one for one in answer["sizes"] if one["fits"] and "layout.offload=optimizer" not in one["levers"])
     assert plan["smallest_without_offload"] == f"{plain['gpus']}xL40S"
-    assert any(f"the smallest without is {plain['gpus']} GPUs" in note for note in answer["notes"])
+    assert any(f"the smallest planned without is {plain['gpus']} GPUs" in note for note in answer["notes"])
     assert plan["options"][0]["slowdown"] >= 1
 
 

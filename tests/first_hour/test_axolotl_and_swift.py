@@ -113,6 +113,51 @@ def test_values_that_axolotl_refuses_are_errors(before: str, after: str, fix: tu
     assert "catalogue" not in " ".join(result.notes)
 
 
+def test_a_type_of_data_that_axolotl_removed_is_an_error() -> None:
+    [found] = [one for one in checked(AXOLOTL.replace("type: alpaca", "type: sharegpt")).findings
+        if one.field == "datasets[0].type"]  # fmt: skip
+    assert (found.severity, found.fix) == ("error", ("datasets[0].type: chat_template",))
+    assert "Axolotl 0.5 and newer refuse to start with it" in found.message
+    assert "message_property_mappings: {role: from, content: value}" in found.message
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "axolotl train axolotl.yml",
+        "accelerate launch -m axolotl.cli.train axolotl.yml",
+        "accelerate launch --num_processes 1 -m axolotl.cli.train axolotl.yml --micro_batch_size 1",
+        "python -m axolotl.cli.preprocess axolotl.yml\npython -m axolotl.cli.train axolotl.yml",
+    ],
+)
+def test_every_command_of_axolotl_is_checked_with_its_file(command: str, tmp_path: Path, meshwright: Any) -> None:
+    (tmp_path / "axolotl.yml").write_text(AXOLOTL.replace("type: alpaca", "type: sharegpt"))
+    (tmp_path / "run.sh").write_text(f"{command}\n")
+    result = meshwright("check", "run.sh", "--gpus", "1x4090", "--json").json
+    assert result["framework"] == "axolotl"
+    [found] = [one for one in result["findings"] if one["field"] == "datasets[0].type"]
+    assert found["fix"] == ["datasets[0].type: chat_template"]
+
+
+def test_all_datasets_of_a_file_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meshwright: Any) -> None:
+    rows = {"few": 8, "many": 4000}
+    for name, count in rows.items():
+        row = '{"instruction": "Where is it?", "output": "On its way."}\n'
+        (tmp_path / f"{name}.jsonl").write_text(row * count)
+    listed = "".join(f"  - path: {name}.jsonl\n    type: alpaca\n" for name in rows)
+    text = AXOLOTL.replace("  - path: tatsu-lab/alpaca\n    type: alpaca\n", listed)
+    text = text.replace("packing: true", "packing: false")
+    (tmp_path / "axolotl.yml").write_text(text)
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (tmp_path, tmp_path / "elsewhere"):  # paths are relative to the file
+        monkeypatch.chdir(folder)
+        found = meshwright("check", str(tmp_path / "axolotl.yml"), "--gpus", "1x4090", "--json").json
+        assert "data.few-steps" not in [one["rule"] for one in found["findings"]]
+    (tmp_path / "axolotl.yml").write_text(text.replace(listed, listed.partition("  - path: many")[0]))
+    found = meshwright("check", str(tmp_path / "axolotl.yml"), "--gpus", "1x4090", "--json").json
+    assert "data.few-steps" in [one["rule"] for one in found["findings"]]
+
+
 def test_an_adapter_of_a_plugin_is_not_refused() -> None:
     text = AXOLOTL.replace("adapter: qlora", "adapter: mora\nplugins:\n  - axolotl.integrations.mora.MoraPlugin")
     result = checked(text.replace("load_in_4bit: true", "load_in_4bit: false"))

@@ -74,6 +74,18 @@ def test_tokens_of_a_trainers_log_give_its_speed(meshwright: Any, tmp_path: Path
     assert any("32,768 tokens per step" in note for note in answer.json["notes"])
 
 
+@pytest.mark.parametrize("step_s", [0.4, 1.4, 13.0])
+def test_whole_seconds_of_a_progress_bar_give_the_step_time(meshwright: Any, tmp_path: Path, step_s: float) -> None:
+    text = ""
+    for step in range(1, 101):
+        passed = int(step * step_s)
+        bar = f"{step}%|#| {step}/100 [{passed // 60:02d}:{passed % 60:02d}<01:00, {1 / step_s:.2f}it/s]"
+        text += f"\r{bar}\n{{'loss': {2 - step / 200}, 'learning_rate': 0.0001, 'epoch': {step / 100}}}\n"
+    (tmp_path / "bars.log").write_text(text)
+    found = meshwright("doctor", str(tmp_path / "bars.log"), "--json").json
+    assert figures(found)["step time"] == pytest.approx(step_s, rel=0.06)
+
+
 def test_the_last_line_gives_tokens_per_second_of_one_device(meshwright: Any, tmp_path: Path) -> None:
     (log := tmp_path / "hf.log").write_text(trl_log(1e-4, "", end="'train_tokens_per_second': 1995.5, "))
     answer = meshwright("doctor", str(log), "--recipe", "qwen3_4b_peft_config", "--gpus", "3090", "--json").json

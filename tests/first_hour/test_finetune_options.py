@@ -154,6 +154,29 @@ def test_the_price_of_epochs_needs_their_dataset() -> None:
     assert answer.error["fix"][0] == "--dataset FILE --price 2.20"
 
 
+def test_several_files_are_refused_before_a_gpu_is_rented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = '{"instruction": "Where is it?", "output": "On its way."}\n'
+    for name in ("a.jsonl", "b.jsonl"):
+        Path(name).write_text(row * 400)
+    words = ("qwen3-0.6b", "--goal", "lora", "--gpus", "1xL40S", "--dataset")
+    answer = call("recommend", *words, "a.jsonl,b.jsonl").json
+    [found] = [one for one in answer["findings"] if one["field"] == "data.dataset"]
+    assert found["fix"] == ["data.blend=a.jsonl:1.0,b.jsonl:1.0"]
+    answer = call("recommend", *words, "a.jsonl,b.jsonl", "--epochs", "3").json
+    [found] = [one for one in answer["findings"] if one["field"] == "data.dataset"]
+    assert "a blend has no epochs" in found["message"]
+    assert found["no_fix"] == "mkdir mixed && cp -r a.jsonl b.jsonl mixed, then data.dataset=mixed"
+    Path("mixed").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (Path("mixed") / name).write_text(row * 400)
+    assert not [one for one in call("recommend", *words, "mixed", "--epochs", "3").json["findings"]
+        if one["field"] == "data.dataset"]  # fmt: skip
+    sized = call("size", *words, "mixed", "--epochs", "3", "--price", "2.20", "--max-gpus", "1")
+    assert sized.code == 0
+    assert sized.json["smallest"]["cost"] > 0
+
+
 def test_an_option_without_a_counterpart_ends_its_sentence() -> None:
     message = call("doctor", "run.log", "--program", "sft.py").error["message"]
     assert "meshwright doctor has no such option. Try 'meshwright doctor --help'." in message

@@ -60,7 +60,7 @@ def test_sizes_do_not_fall_where_offload_is_not_needed(meshwright: Any, clusters
     found = meshwright(*words, "--json").json
     times = {one["gpus"]: one["step_s"] for one in found["sizes"] if one["fits"]}
     assert times[32] < times[28]
-    assert "the smallest without is 64 GPUs" in found["notes"][-1]
+    assert "the smallest planned without is 64 GPUs" in found["notes"][-1]
 
 
 def test_commands_and_fixes_keep_the_cluster_file(meshwright: Any, clusters: Path) -> None:

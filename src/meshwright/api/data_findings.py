@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright import extras, file_access
-from meshwright.api.paths import looks_like_path
+from meshwright.api.paths import looks_like_path, several_files_error
 from meshwright.display import plural
 from meshwright.errors import InputError, some
 from meshwright.notes import no_notes
@@ -46,6 +46,8 @@ def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]
     """
     if file_access.closed():
         return ()
+    if (several := several_files_error(recipe)) is not None:
+        return (_of_several_files(several), *_missing_folders(recipe), *without_validation(recipe))
     names = [("data.dataset", name) for name in dataset_names(recipe)]
     names += [("data.validation", recipe.data.validation)]
     known = [(key, name) for key, name in names if looks_like_path(name)]
@@ -78,6 +80,13 @@ def without_validation(recipe: Recipe) -> Iterator[Finding]:
     if every and not data.validation and not data.validation_part and any(map(looks_like_path, dataset_names(recipe))):
         message = f"train.eval_every={every}, but no validation data is set: train refuses it; 0 turns validation off"
         yield Finding(NO_VALIDATION, "warning", "train.eval_every", message, ("data.validation_part=0.02",))
+
+
+def _of_several_files(error: InputError) -> Finding:
+    """Return the error as a finding: a blend is an override, a folder is made outside."""
+    is_override = error.fix[0].startswith(("data.", "'data."))
+    fix, other = (tuple(error.fix), "") if is_override else ((), error.fix[0])
+    return Finding(DATA_ROWS, "error", "data.dataset", f"{error.value} {error.reason}", fix, no_fix=other)
 
 
 def _missing_folders(recipe: Recipe) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright import extras, file_access, rules
 from meshwright.api.data_findings import NO_VALIDATION, data_findings, without_validation
-from meshwright.api.paths import looks_like_path
+from meshwright.api.paths import looks_like_path, several_files
 from meshwright.display import plural, short_number
 from meshwright.errors import InputError
 from meshwright.notes import no_notes
@@ -85,13 +85,16 @@ def epochs_beside(folder: Path | None) -> Callable[[Recipe], Epochs | None]:
 
     def count(recipe: Recipe) -> Epochs | None:
         name = recipe.data.dataset
-        beside = folder is not None and name and not file_access.closed() and not Path(name).expanduser().exists()
-        if folder is not None and beside and (folder / name).exists():
-            data = msgspec.structs.replace(recipe.data, dataset=str(folder / name))
-            recipe = msgspec.structs.replace(recipe, data=data)
-        return epochs_of(recipe)
+        if folder is None or not name or file_access.closed() or Path(name).expanduser().exists():
+            return epochs_of(recipe)
+        beside = ",".join(several_files(name, folder)) or (str(folder / name) if (folder / name).exists() else name)
+        return epochs_of(_trained_on(recipe, beside))
 
     return count
+
+
+def _trained_on(recipe: Recipe, dataset: str) -> Recipe:
+    return msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, dataset=dataset))
 
 
 def batch_for_updates(
@@ -343,8 +346,10 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
     """Return the samples of a local file or folder; None if they are not known."""
     data = recipe.data
     path = Path(data.dataset).expanduser()
-    if data.blend or file_access.closed() or not path.exists():
+    if data.blend or file_access.closed():
         return None
+    if not path.exists():
+        return _count_of_several(recipe, engine)
     sizes = _sizes(path)
     kept = 1 - data.validation_part
     lengths, name = _own_lengths(recipe), _tokenized_with(recipe)
@@ -377,6 +382,18 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
     elif width:
         how = f"in steps of {width:,.0f} on average"
     return _Counted(samples, f"{shown} of about {mean:,.0f} tokens, {how}")
+
+
+def _count_of_several(recipe: Recipe, engine: Engine) -> _Counted | None:
+    """Return the samples of all files that a dataset lists; None if it lists none, or one is not known."""
+    parts = several_files(recipe.data.dataset)
+    counts = [_count(_trained_on(recipe, part), engine) for part in parts]
+    known = [one for one in counts if one is not None]
+    if not known or len(known) < len(counts):
+        return None
+    samples = sum(one.samples for one in known)
+    shown = f"about {_packed(samples)}" if recipe.data.packing else plural(samples, "sample")
+    return _Counted(samples, f"{shown} of {len(parts)} files", sum(one.packed_tokens for one in known))
 
 
 def _packed(samples: int) -> str:

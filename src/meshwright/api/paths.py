@@ -26,6 +26,8 @@ NOT_A_FOLDER = ("random", "bytes")  # values of checkpoint.pretrained and data.t
 def check_run_paths(recipe: Recipe, out: str | None) -> None:
     """Raise InputError for a dataset, tokenizer, template, folder of weights or run folder that cannot be right."""
     data = recipe.data
+    if (several := several_files_error(recipe)) is not None:
+        raise several
     for name in data.blend or {data.dataset: 1.0}:
         _check_dataset(name, recipe.goal)
     if looks_like_path(data.validation):
@@ -102,11 +104,29 @@ def blend_of(names: Sequence[str]) -> str:
     return shlex.quote(format_override("data.blend", dict.fromkeys(names, 1.0)))
 
 
+def several_files(name: str, folder: Path | None = None) -> tuple[str, ...]:
+    """Return the files, also relative to a folder, that a name lists with commas; empty for any other name."""
+    parts = [Path(part.strip()).expanduser() for part in name.split(",")]
+    if len(parts) == 1 or Path(name).expanduser().exists():
+        return ()
+    places = [next((one for one in (part, (folder or Path()) / part) if one.exists()), None) for part in parts]
+    return tuple(str(place) for place in places if place is not None) if all(places) else ()
+
+
+def several_files_error(recipe: Recipe) -> InputError | None:
+    """Return the error for a dataset that lists several files, which train reads as a blend or as a folder."""
+    data = recipe.data
+    parts = () if data.blend else several_files(data.dataset)
+    if not parts:
+        return None
+    reason, fix = "names several files; write them as a blend with their weights, or put them into one folder", ""
+    if recipe.train.epochs:  # a blend is sampled without end
+        reason = "names several files; put them into one folder: a blend has no epochs"
+        fix = f"mkdir mixed && cp -r {shlex.join(parts)} mixed, then data.dataset=mixed"
+    return InputError(reason, field="data.dataset", value=data.dataset, fix=(fix or blend_of(parts),))
+
+
 def _no_dataset(name: str, field: str, known: tuple[str, ...] = ()) -> InputError:
-    parts = [part.strip() for part in name.split(",")]
-    if len(parts) > 1 and field == "data.dataset" and all(Path(part).expanduser().exists() for part in parts):
-        reason = "names several files; write them as a blend with their weights, or put them into one folder"
-        return InputError(reason, field=field, value=name, fix=(blend_of(parts),))
     error = missing_path(name, field)
     if error.fix:
         return InputError(error.reason, field=field, value=name, fix=[f"{field}={one}" for one in error.fix])

@@ -398,6 +398,7 @@ class Size(Request, frozen=True):
     plot: Plot | None = None
     overrides: Overrides = ()
     notes: Notes = ()
+    dataset: PlannedDataset | None = None
 
 
 class Scale(Size, frozen=True):

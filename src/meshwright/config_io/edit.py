@@ -74,7 +74,7 @@ def _apply(document: Any, changes: Mapping[str, Any], new_table: Any) -> None:
             continue
         table = document
         for part in path[:-1]:
-            if isinstance(part, str) and (part not in table or not isinstance(table[part], dict)):
+            if isinstance(part, str) and not isinstance(table.get(part), dict | list):
                 table[part] = new_table()
             table = table[part]
         table[path[-1]] = value

@@ -216,7 +216,7 @@ def _is_read(path: str) -> bool:
 def _front_end_of(content: Content) -> Framework | None:
     if (
         content.format == "yaml"
-        or any(name in content.all_text for name in ("swift", "trl"))
+        or any(name in content.all_text for name in ("swift", "trl", "axolotl"))
         or any(one.launcher == "front-end" for one in content.launches)
     ):
         from meshwright.frameworks.front_ends import detect_front_end

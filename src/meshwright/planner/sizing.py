@@ -304,10 +304,11 @@ def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
     plain = next((s.gpus for s in fitting if not s.offloads), None)
     counts = ", ".join(f"{s.gpus:,}" for s in offloaded[:LISTED]) + (" …" if len(offloaded) > LISTED else "")
     host = max(s.host_gib for s in offloaded)
-    without = "no count is planned without" if plain is None else f"the smallest without is {gpu_count(plain)}"
+    without = "no count is planned without" if plain is None else f"the smallest planned without is {gpu_count(plain)}"
     yield (
         f"offload is planned on {counts} GPU{'s' * (counts != '1')}, to fit or to be faster (up to {host:.0f} GiB of "
-        f"host memory per GPU; copies take time, weights stay the same); {without}"
+        f"host memory per GPU; copies take time, weights stay the same); {without}; layout.offload=none plans all "
+        "without it"
     )
 
 

@@ -41,6 +41,7 @@ VALIDATION = re.compile(
 PLAIN = r"[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?)"  # a comma ends a number of a dict
 PAIR = re.compile(rf"'([^'{{}}]{{1,60}})': '?({PLAIN})'?(?=[,}}])", re.IGNORECASE)
 BAR = re.compile(r"^\s*(?:Train(?:ing)?: *)?\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
+BAR_TICK_S = 1.0  # progress bars show whole seconds
 POSITION = re.compile(r"'(?:global_step/max_steps|iteration)': '(\d+)/(\d+)'")  # ms-swift's
 PASSED = re.compile(r"'elapsed_time': '([^'{}]{1,40})'")
 WORDS = re.compile(r"(\d+)([dhms])")
@@ -194,7 +195,8 @@ def _header(world: int | None, stated: Mapping[str, int]) -> RunHeader:
 def _run(
     path: str, records: Sequence[_Record], validations: Sequence[_Record], header: RunHeader, notes: Sequence[str] = ()
 ) -> Run:
-    steps, hidden = Steps(), _hidden_nans(records)
+    times = [record.at_s for record in records if record.at_s is not None]
+    steps, hidden = Steps(BAR_TICK_S if all(map(float.is_integer, times)) else 0.0), _hidden_nans(records)
     for record in validations:
         steps.validated(record.step, record.figures["eval_loss"], record.line)
     for number_, record in enumerate(records, 1):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 from meshwright.doctor.run import Step, Validation
 
 SHORTEST_INTERVAL = 1
+TICKS = 10  # of a clock that one measured time has at least: reading it twice is off by up to one tick
 MAX_LAG = 3  # lines by which a rank may log a step later than another
 
 
 class Steps:
     """The steps collected so far; later figures of the same step are added to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self._tick_s = tick_s  # to which times of the log are rounded; 0: they are exact
         self._rows: list[dict[str, Any]] = []
         self._attempt, self._at_start = 0, True
         self._blocked = 0.0
@@ -91,16 +94,34 @@ class Steps:
             if first["attempt"] in self._uncertain and first["attempt"] == second["attempt"]:
                 first["covers"] = max(1, min(first["step"], second["step"] - first["step"]))
                 self._uncertain.discard(first["attempt"])
-        for first, second in pairwise(self._rows):
-            if (
-                first["attempt"] == second["attempt"]
-                and "seconds" not in second
-                and "at_s" in first
-                and "at_s" in second
-            ):
-                passed = second["at_s"] - first["at_s"] - second["blocked_s"]
-                second.update({"seconds": passed / second["covers"]} if passed > 0 else {})
+        for rows in self._timed_together():
+            passed = sum(self._passed_s(row) for row in rows)
+            each = passed / sum(self._rows[row]["covers"] for row in rows)
+            for row in rows:
+                self._rows[row].update({"seconds": each} if passed > 0 else {})
         return tuple(Step(**row) for row in self._rows)
+
+    def _timed_together(self) -> Iterator[list[int]]:
+        """Yield the rows that the clock can tell from those before: alone, or several of a clock with long ticks."""
+        least, together = TICKS * self._tick_s, list[int]()
+        for at, (first, second) in enumerate(pairwise(self._rows), 1):
+            timed = first["attempt"] == second["attempt"] and "at_s" in first and "at_s" in second
+            timed = timed and "seconds" not in second
+            if together and (not timed or self._passed_s(at) >= least):
+                yield together
+                together = []
+            if timed:
+                together.append(at)
+            if together and (not least or sum(map(self._passed_s, together)) >= least):
+                yield together
+                together = []
+        if together:
+            yield together
+
+    def _passed_s(self, row: int) -> float:
+        """Return the seconds between a row and the one before, without the time that training was blocked."""
+        now, before = self._rows[row], self._rows[row - 1]
+        return float(now["at_s"] - before["at_s"] - now["blocked_s"])
 
     @property
     def memory(self) -> float:

@@ -133,10 +133,11 @@ def value_findings(settings: Settings, refused: Iterable[tuple[str, str, str]], 
         if not place or settings[place].unresolved:
             continue
         setting = settings[place]
+        as_option = is_command and "[" not in key  # an item of a list has no option: its line is in the file
         written = "not set" if place != key or setting.value is None else str(setting.value)
         written = written.lower() if isinstance(setting.value, bool) else written
-        shown = f"--{key}" if is_command else key
-        fix = (_formatted(key, value, is_command),) if value else ()
+        shown = f"--{key}" if as_option else key
+        fix = (_formatted(key, value, as_option),) if value else ()
         yield Finding("value.invalid", "error", key, f"{shown}: {written}: {reason}", fix, setting.file, setting.line)
 
 

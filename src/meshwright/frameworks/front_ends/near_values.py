@@ -26,7 +26,7 @@ SWIFT_TUNERS = (
 """Values of tuner_type, and of train_type in older releases; a plugin registers more."""
 SWIFT_ZERO = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 """Configs of DeepSpeed that ms-swift ships; any other value of deepspeed is a file or JSON."""
-AXOLOTL_TYPES = ("chat_template", "completion", "alpaca", "alpaca_chat", "sharegpt", "input_output", "llama2_chat",
+AXOLOTL_TYPES = ("chat_template", "completion", "alpaca", "alpaca_chat", "input_output", "llama2_chat",
     "user_defined", "context_qa", "metharme", "orcamini", "pygmalion", "stepwise_supervised")  # fmt: skip
 """Modules of Axolotl's prompt strategies; a module of the user's own may be another one."""
 AXOLOTL_TEMPLATES = (
@@ -51,6 +51,11 @@ AXOLOTL_TEMPLATES = (
 AXOLOTL_OLD_TEMPLATES = ("inst",)
 AXOLOTL_FALLBACK = "tokenizer_default_fallback_"  # before the name of the template of a tokenizer without one
 _TEMPLATE_KEY = re.compile(r"(?:((?:test_|pretraining_)?datasets?\[\d+\])\.)?chat_template")
+SHAREGPT = "sharegpt"  # deprecate_sharegpt_datasets of Axolotl's utils/schemas/validation.py
+SHAREGPT_NOW = (
+    "rows with conversations of from and value are read with field_messages: conversations and "
+    "message_property_mappings: {role: from, content: value}"
+)
 _TYPE_KEY = re.compile(r"(test_)?datasets\[\d+\]\.type")
 
 
@@ -64,10 +69,13 @@ def swift_refused(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def axolotl_dataset_types(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield types of datasets that are a misspelled one of Axolotl's."""
+    """Yield types of datasets that Axolotl has removed, or that are a misspelled one of its own."""
     for key in filter(_TYPE_KEY.fullmatch, values):
         value = values[key]
         name = re.split(r"[.:]", value, maxsplit=1)[0] if isinstance(value, str) else ""
+        if name.startswith(SHAREGPT):
+            yield key, f"Axolotl 0.5 and newer refuse to start with it; {SHAREGPT_NOW}", "chat_template"
+            continue
         yield from _misspelled(key, name or None, AXOLOTL_TYPES, "Axolotl has no such type of dataset")
 
 

@@ -40,7 +40,7 @@ from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_deepspeed_config, open_referenced_file
 from meshwright.frameworks.trainer_args import BITS
-from meshwright.frameworks.trainer_fields import FROZEN, LISTS, SCHEDULE, SHARE, WARMUPS, WEIGHT_DTYPES
+from meshwright.frameworks.trainer_fields import DATASETS, FROZEN, LISTS, SCHEDULE, SHARE, WARMUPS, WEIGHT_DTYPES
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.frameworks.unused_adapters import is_of_adapters, quantized_without_adapters, unused_adapters
 from meshwright.models import quantized_bits
@@ -56,10 +56,15 @@ if TYPE_CHECKING:
 FRONT_END = "front-end"  # launcher of their commands
 TRAININGS = ("sft", "pt", "rlhf", "train", "dpo", "grpo", "kto", "reward", "rloo", "bco", "cpo", "orpo", "gkd")
 """Subcommands that train."""
-SCRIPT = re.compile(r"(?:^|[/.])swift[/.]cli[/.](_megatron[/.])?(sft|pt|rlhf)(?:\.py)?$")
-"""ms-swift's programs, as torchrun and accelerate launch start them."""
-TRL_SCRIPT = re.compile(r"(?:^|/)trl/scripts/(dpo|grpo|kto|reward|rloo)\.py$")  # sft is read with Accelerate's config
+SCRIPTS = (
+    ("swift", re.compile(r"(?:^|[/.])swift[/.]cli[/.](sft|pt|rlhf)(?:\.py)?$")),
+    ("megatron", re.compile(r"(?:^|[/.])swift[/.]cli[/.]_megatron[/.](sft|pt|rlhf)(?:\.py)?$")),
+    ("axolotl", re.compile(r"(?:^|[/.])axolotl[/.]cli[/.](train)(?:\.py)?$")),
+    ("trl", re.compile(r"(?:^|/)trl/scripts/(dpo|grpo|kto|reward|rloo)\.py$")),  # sft: with Accelerate's config
+)
+"""Scripts and modules of the front ends by program, as Python, torchrun and accelerate launch start them."""
 STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
+FIRST_ITEM = re.compile(r"(\w+)\[0\]\.(\w+)")  # of a list of sections
 DEFAULT_KERNEL = "auto"  # of LLaMA-Factory and Unsloth's files
 ADAPTERS = ("lora", "qlora", "lora8bit")
 MODEL = "model_name_or_path"
@@ -98,10 +103,8 @@ def program_of(launch: LaunchCommand) -> str:
     text = str(launch.program.value)
     if launch.launcher == FRONT_END:
         return text
-    if own := TRL_SCRIPT.search(text):
-        return f"trl {own[1]}"
-    script = SCRIPT.search(text)
-    return f"{'megatron' if script[1] else 'swift'} {script[2]}" if script else ""
+    found = ((program, pattern.search(text)) for program, pattern in SCRIPTS)
+    return next((f"{program} {script[1]}" for program, script in found if script), "")
 
 
 def parse(one: FrontEnd, content: Content) -> ParsedConfig:
@@ -403,6 +406,14 @@ def _own_keys(
         "written_values": SHORT_KERNELS, "is_command": is_command, "is_front_end": True}  # fmt: skip
 
 
+def _of_all_items(values: Mapping[str, Any], section: str, key: str) -> Iterator[str]:
+    """Yield the values of a key in all items of a list of sections: datasets[0].path, datasets[1].path, …"""
+    at = 0
+    while (value := values.get(f"{section}[{at}].{key}")) is not None:
+        yield str(value)
+        at += 1
+
+
 def _trainer_arguments(
     one: FrontEnd, settings: Settings, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, SourcedValue]]:
@@ -414,7 +425,9 @@ def _trainer_arguments(
             continue
         value = setting.value
         if isinstance(value, list):
-            value = ",".join(map(str, value)) if name in LISTS else value[0] if value else ""
+            value = ",".join(map(str, value)) if name in (*LISTS, *DATASETS) else value[0] if value else ""
+        if items := FIRST_ITEM.fullmatch(key):
+            value = ",".join(_of_all_items(values, *items.groups()))
         if name == "gradient_checkpointing":
             value = str(value).lower() not in ("false", "no")
         if name in ("bf16", "fp16"):
