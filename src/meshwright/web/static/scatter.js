@@ -48,12 +48,17 @@ scatter.draw = (place) => {
   pen.restore();
   const shades = [1, 4, 6, 3, 5, 2, 8, 7].map((n) => color(`--c${n}`));
   pen.globalAlpha = 0.6;
-  for (const [source, , measured, predicted] of plot.shown) {
-    pen.fillStyle = shades[source % shades.length];
+  shades.forEach((shade, number) => { // one path of each color: thousands of fills would block the page
+    pen.fillStyle = shade;
     pen.beginPath();
-    pen.arc(plot.x(measured), plot.y(predicted), 2.4, 0, 7);
+    for (const [source, , measured, predicted] of plot.shown) {
+      if (source % shades.length !== number) continue;
+      const [x, y] = [plot.x(measured), plot.y(predicted)];
+      pen.moveTo(x + 2.4, y);
+      pen.arc(x, y, 2.4, 0, 7);
+    }
     pen.fill();
-  }
+  });
   pen.globalAlpha = 1;
   pen.strokeStyle = color("--ink"); // over the points: equal values
   pen.setLineDash([4, 4]);
