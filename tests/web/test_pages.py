@@ -287,6 +287,13 @@ def test_check_shows_findings_on_their_lines(client: Any, cli: Any, tmp_path: An
     assert lines
     for number in lines:
         assert f'class="source {_worst(answer, number)}" id="line-{number}"' in reply.text
+    assert "estimate.memory_gib.total" not in page.numbers, "tp=16 cannot be built on 8 GPUs"
+
+
+def test_check_shows_the_memory_of_the_file(client: Any, cli: Any) -> None:
+    answer = cli("check", "llama3_8b_pretrain_config", "--gpus", "8xH100")
+    text = client.get("/api/recipes/llama3_8b_pretrain_config?format=toml").json()["text"]
+    page = Page(client.post("/check", data={"text": text, "name": "mine.toml", "gpus": "8xH100"}).text)
     assert page.numbers["estimate.memory_gib.total"] == answer["estimate"]["memory_gib"]["total"]
 
 
