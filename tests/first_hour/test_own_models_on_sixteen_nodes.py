@@ -237,6 +237,17 @@ def test_calibrate_takes_logs_of_several_numbers_of_gpus(meshwright: Any, tmp_pa
     assert f"{small} is of 8x8xH100" in typed.out.replace("\n", " ")
 
 
+def test_calibrate_says_that_one_recipe_is_for_all_runs(meshwright: Any, tmp_path: Path) -> None:
+    large, small = megatron_log(tmp_path / "a.log", 11.9), megatron_log(tmp_path / "b.log", 23.6, 64)
+    dump = f"  {'tensor_model_parallel_size':.<48} 2\n"
+    Path(small).write_text(f"{' arguments ':-^60}\n{dump}{' end of arguments ':-^60}\n{Path(small).read_text()}")
+    script = tmp_path / "run.sbatch"
+    script.write_text(SCRIPT.substitute(batch=512))
+    words = ("--recipe", str(script), "--gpus", "H100", "--json")
+    error = meshwright("calibrate", large, small, *words).json["error"]
+    assert error["fix"][0] == "leave out --recipe, which is for all runs, where the logs name what ran"
+
+
 def test_calibrate_asks_for_the_gpus_of_the_log(meshwright: Any, tmp_path: Path) -> None:
     answer = meshwright("calibrate", megatron_log(tmp_path / "a.log", 11.9), "--json")
     assert "--gpus 128xH100" in answer.json["error"]["fix"][0]

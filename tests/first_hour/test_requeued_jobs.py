@@ -263,6 +263,14 @@ def test_steps_that_are_the_tokens_rounded_down_stay(meshwright: Any, tmp_path: 
         assert [one["field"] for one in answer["changes"] if one["kind"] == "contract"] == fields
 
 
+def test_a_plan_names_the_gpus_of_a_cluster_file_not_its_path(meshwright: Any, tmp_path: Path) -> None:
+    cluster, recipe = tmp_path / "ours.toml", tmp_path / "own.toml"
+    cluster.write_text('gpu = "H100"\nnodes = 2\ngpus_per_node = 8\n')
+    recipe.write_text(f'name = "own"\nmodel = "llama3_8b"\ngoal = "pretrain"\ncluster = "{cluster}"\n')
+    answer = meshwright("recommend", str(recipe), "--json")
+    assert answer.json["recipe"]["made_for"] == "2x8xH100"
+
+
 def test_a_rack_is_72_gpus(meshwright: Any) -> None:
     for text in ("GB200-NVL72", "1xGB200-NVL72"):
         answer = meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", text, "layout.tp=2", "--json").json

@@ -164,6 +164,8 @@ def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement
     if isinstance(found, str):
         missing = found.rpartition("; add ")[2] if "; add " in found else "--recipe FILE --gpus 8xH100"
         fix = (f"{missing} says what ran", "meshwright calibrate --template > runs.csv")
+        if request.recipe is not None and len(request.runs) > 1:
+            fix = ("leave out --recipe, which is for all runs, where the logs name what ran", fix[1])
         raise InputError(found.removeprefix("no estimate: "), field="runs", value=str(path), fix=fix)
     return [found], []
 

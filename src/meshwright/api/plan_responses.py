@@ -203,6 +203,12 @@ def _uses_host(plan: Plan) -> bool:
     return float(plan.estimate.memory.host) > 0
 
 
+def _made_for(text: str) -> str:
+    """Return the GPUs of a recipe, of a cluster file those that it describes."""
+    found = clusters.cluster(text)
+    return str(found) if found.file else text
+
+
 def _plan_response(plan: Plan) -> PlanResponse:
     question, no_command = plan.question, launch.left_out(plan)
     commands = launch.commands_of(plan, no_command)
@@ -220,7 +226,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
             match=plan.match,
             goal=plan.recipe.goal,
             benchmark=plan.recipe.benchmark,
-            made_for=plan.base.cluster,
+            made_for=_made_for(plan.base.cluster),
             approach=plan.approach,
         ),
         contract=contract_part(plan),
