@@ -200,6 +200,25 @@ def test_doctor_writes_the_keys_of_the_front_end_that_wrote_the_log(
     assert "<now × micro batch>" in " ".join(lines)
 
 
+@pytest.mark.parametrize("named", ["axolotl.yml", "run.sh"])
+def test_doctor_estimates_a_front_ends_file_as_check_does(named: str, tmp_path: Path, meshwright: Any) -> None:
+    (tmp_path / "axolotl.yml").write_text(AXOLOTL.replace("sequence_len: 2048", "sequence_len: 8192"))
+    (tmp_path / "run.sh").write_text("axolotl train axolotl.yml\n")
+    log = "{'loss': 1.4, 'grad_norm': 0.5, 'learning_rate': 0.0002, 'epoch': 0.1}\n"
+    (tmp_path / "oom.log").write_text(
+        f"{log}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of "
+        "23.64 GiB of which 1.62 GiB is free.\n"
+    )
+    known = meshwright("check", named, "--gpus", "1x4090", "--json").json
+    found = meshwright("doctor", "oom.log", "--recipe", named, "--gpus", "1x4090", "--json").json
+    [crash] = [one for one in found["findings"] if one["rule"] == "memory.out-of-memory"]
+    [total] = [one["value"] for one in crash["evidence"] if one["name"] == "estimate"]
+    assert total == pytest.approx(known["estimate"]["memory_gib"]["total"], rel=0.01)
+    fixes = [" ".join(one["there"]) for one in crash["remedies"]]
+    assert any("liger_fused_linear_cross_entropy: true" in one for one in fixes)
+    assert not any("layout.offload" in " ".join(one["try"]) for one in crash["remedies"]), "it has no key for one GPU"
+
+
 def test_what_doctor_advises_for_axolotl_is_accepted_by_check(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(OOM.format(first=AXOLOTL_LINE), encoding="utf-8")

@@ -13,10 +13,11 @@ from meshwright import clusters, doctor, models
 from meshwright.api import run_requests as requests
 from meshwright.api.planning import estimate
 from meshwright.api.questions import load_calibration
-from meshwright.api.resolve import typed_model
+from meshwright.api.resolve import model_named, typed_model
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.targets import file_of, job_for
 from meshwright.api.verb_function import verb
+from meshwright.choices import FRONT_ENDS
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import (
@@ -40,13 +41,15 @@ from meshwright.doctor.match_recipe import (
     with_implied_micro_batch,
 )
 from meshwright.errors import InputError
-from meshwright.frameworks import Content, Framework
+from meshwright.frameworks import Content, Framework, import_file
+from meshwright.frameworks.other_losses import loss_of
+from meshwright.frameworks.other_trainers import OtherLossError, OtherTrainerError
 from meshwright.frameworks.required_changes import ChangedFile
 from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.planner import calibration_notes
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
-from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.types import Recipe, recipe_fields
 
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case
@@ -78,7 +81,7 @@ def _with_required(found: Checkup, run: Run, case: Case | None, request: request
     written = any(remedy.there for one in found.findings for remedy in one.remedies)
     if case is None or request.recipe is None or not run.header.framework or not written:
         return found
-    content, theirs = file_of(request.recipe, None, request.gpus)
+    content, theirs = _user_file(request.recipe, request.gpus)
     if content is None or theirs is None:
         return found
     try:
@@ -135,13 +138,40 @@ def stated_by(run: Run, request: requests.Doctor) -> frozenset[str] | None:
 
 def _with_file(run: Run, target: str | None, gpus: str | int | None) -> Run:
     """Return the run with the fields that the user's file sets, and its settings, whose keys the fixes use."""
-    content, theirs = (None, None) if target is None or index.is_known(target) else file_of(target, None, gpus)
+    content, theirs = (None, None) if target is None or index.is_known(target) else _user_file(target, gpus)
     if content is None or target is None:
         return run
     header = msgspec.structs.replace(run.header, file=target, file_fields=_fields_of(content, theirs))
-    if theirs is not None and doctor.ENGINE.get(run.kind) in (None, theirs.engine):
+    if theirs is not None and theirs.name in FRONT_ENDS:  # fixes are lines of its file, as for its log
+        header = msgspec.structs.replace(header, front_end=theirs.name)
+    elif theirs is not None and doctor.ENGINE.get(run.kind) in (None, theirs.engine):
         header = msgspec.structs.replace(header, framework=theirs.name, settings=theirs.parse(content).settings)
     return msgspec.structs.replace(run, header=header)
+
+
+def _user_file(target: str, gpus: str | int | None) -> tuple[Content | None, Framework | None]:
+    """Return the user's file and its framework, also one of a front end whose files other commands only check."""
+    try:
+        return file_of(target, None, gpus)
+    except OtherTrainerError as error:
+        found = {key: setting.value for key, setting in error.content.settings.items() if not setting.unresolved}
+        if isinstance(error, OtherLossError) or loss_of(found):
+            raise
+        return file_of(target, None, gpus, front_ends=True)
+
+
+def _target(request: requests.Doctor, gpus: str | None) -> tuple[str | Recipe, dict[str, Any]]:
+    """Return what ran as other verbs take it, and its engine unless it is named there: a front end's file as recipe."""
+    target = request.recipe or request.model or ""
+    if request.recipe is None or index.is_known(target):
+        return target, {}
+    content, theirs = _user_file(target, request.gpus)
+    if content is None or theirs is None or theirs.name not in FRONT_ENDS:
+        return target, {}
+    model = None if request.model is None else model_named(request.model)
+    goal: Any = request.goal
+    found = import_file(theirs, content, gpus=gpus, model=model, goal=goal)
+    return found.recipe, {"engine": found.settings.engine}
 
 
 def _fields_of(content: Content, theirs: Framework | None) -> frozenset[str]:
@@ -197,7 +227,7 @@ def _require_same_model(run: Run, request: requests.Doctor) -> None:
     reason = contradicting_model(run, typed)
     if not reason and request.recipe is not None:
         with suppress(InputError):  # a file that names no model
-            own = model_of(job_for(request.recipe, gpus=request.gpus).recipe)
+            own = model_of(job_for(_target(request, None)[0], gpus=request.gpus).recipe)
             if not same_model(own, typed):
                 reason = f"{request.recipe} is of {described(own)}, not of {typed.name}, {described(typed)}"
     if reason:
@@ -238,10 +268,11 @@ def _requested_case(
     With it come the recipe's own degrees, if they were reduced because the GPUs cannot hold them.
     """
     named: dict[str, Any] = {"model": request.model} if request.recipe else {}
-    named |= {"gpus": gpus, "goal": request.goal}
+    target, own_engine = _target(request, gpus)
+    named |= {"gpus": gpus, "goal": request.goal, **own_engine}
     if engine := doctor.ENGINE.get(run.kind):  # otherwise that of the file, or ours
         named["engine"] = engine
-    target, changes = request.recipe or request.model or "", logged_overrides(run, overrides)
+    changes = logged_overrides(run, overrides)
     option = "--recipe" if request.recipe else "--model"
     try:
         case = estimate(target, **named, overrides=changes).case
@@ -268,7 +299,9 @@ def _with_differences(run: Run, request: requests.Doctor, case: Case) -> Run:
     if request.recipe is None or not run.header.file:
         return run
     with suppress(InputError):  # the file's own layout cannot be built on these GPUs
-        named = estimate(request.recipe, model=request.model, gpus=str(case.cluster), goal=request.goal).case.recipe
+        there = str(case.cluster)
+        target, engine = _target(request, there)
+        named = estimate(target, model=request.model, gpus=there, goal=request.goal, **engine).case.recipe
         found = file_differences(run, named, tuple(request.overrides))
         return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, file_differences=found))
     return run
