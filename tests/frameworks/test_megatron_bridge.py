@@ -515,6 +515,14 @@ def test_settings_through_other_names_of_a_config_are_read() -> None:
     assert "model.pipeline_model_parallel_size" not in read
 
 
+def test_nested_calls_and_loops_are_read_up_to_a_limit() -> None:
+    calls = "".join(f"def f{n}(cfg):\n    f{n + 1}(cfg)\n    f{n + 1}(cfg)\n" for n in range(40))
+    loops = "".join(f"{'    ' * n}for x{n} in (1, 2, 3, 4):\n" for n in range(12)) + "    " * 12 + "pass\n"
+    for more in (f"{calls}cfg = llama3_8b_sft_config()\nf0(cfg)\n", loops):
+        with pytest.raises(InputError, match="repeats too many statements"):
+            snippet.read(frameworks.content_of(SNIPPET + more, "train.py"))
+
+
 def test_runtime_values_are_unresolved() -> None:
     text = replaced(PRETRAIN, ("train.global_batch_size=512", "train.global_batch_size=$(nproc)"))
     result = check(text)

@@ -12,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal, parse_value
 from meshwright.frameworks.megatron_bridge.precision import PRESETS
+from meshwright.frameworks.megatron_bridge.snippet_options import option_defaults, parsed_names
 from meshwright.frameworks.program_values import ENVIRONMENT, OPERATORS
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.types import Goal
@@ -22,9 +23,9 @@ COMMON = {"_pretrain_common": "pretrain", "_sft_common": "sft", "_peft_common": 
 CONFIG_NAMES = ("cfg", "config")
 TRAINERS = ("pretrain", "finetune")
 RECIPES = "megatron.bridge.recipes"
-PARSED = ("parse_args", "parse_known_args")
 MAX_NUMBER = 10**15
 MAX_DEPTH = 60
+MAX_STATEMENTS = 10_000  # with those of unrolled loops and called functions, which grow exponentially when nested
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
 
 
@@ -87,10 +88,11 @@ class _Reader:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        self.options = _option_defaults(tree)
-        self.parsed = _parsed_names(tree)
+        self.options = option_defaults(tree)
+        self.parsed = parsed_names(tree)
         self.configs: dict[str, _Config] = {}
         self.aliases: dict[str, _Section] = {}  # other names of configs and their sections
+        self.visited = 0  # statements
         self.entered: list[str] = []  # functions whose call is being visited
         self.trained: str | _Config = ""  # the config passed to the training function, or its name
         self.goal: Goal | None = None
@@ -118,6 +120,9 @@ class _Reader:
             self.statement(statement, reason)
 
     def statement(self, node: ast.stmt, reason: str) -> None:
+        self.visited += 1
+        if self.visited > MAX_STATEMENTS:
+            raise InputError("repeats too many statements to be read", field="file", value=self.path)
         if isinstance(node, ast.ImportFrom | ast.Import):
             self.imported |= {alias.asname or alias.name: alias.name.rsplit(".", 1)[-1] for alias in node.names}
             if isinstance(node, ast.ImportFrom):
@@ -388,37 +393,6 @@ def _elements(loop: ast.For) -> list[ast.expr]:
     ends_early = any(isinstance(one, ast.Break | ast.Continue) for one in ast.walk(loop))
     written = isinstance(loop.iter, ast.Tuple | ast.List) and len(loop.iter.elts) <= MAX_DEPTH
     return loop.iter.elts if written and not ends_early else []  # type: ignore[attr-defined]  # written
-
-
-def _option_defaults(tree: ast.Module) -> dict[str, Any]:
-    """Return the defaults of the command-line options that a file defines, by the name of their value."""
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if not (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
-        ):
-            continue
-        options = {one.arg: one.value for one in node.keywords}
-        names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        given, default, action = (options.get(key) for key in ("dest", "default", "action"))
-        name = given.value if isinstance(given, ast.Constant) else next((one for one in names if one[:2] == "--"), "")
-        value = default.value if isinstance(default, ast.Constant) else None
-        if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false") and value is None:
-            value = action.value == "store_false"
-        found[str(name).lstrip("-").replace("-", "_")] = value
-    return found
-
-
-def _parsed_names(tree: ast.Module) -> frozenset[str]:
-    """Return the names of parsed command lines: args = parser.parse_args(), args, rest = parse_cli_args()."""
-    found = {"args"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            called = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
-            first = node.targets[0].elts[0] if isinstance(node.targets[0], ast.Tuple) else node.targets[0]
-            if called in PARSED and isinstance(first, ast.Name):
-                found.add(first.id)
-    return frozenset(found)
 
 
 def _is_none(node: ast.expr) -> bool:
