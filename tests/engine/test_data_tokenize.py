@@ -264,6 +264,19 @@ def test_blend_follows_its_weights_and_anneals(tmp_path: Path, tokenizer: str) -
         open_source(pretraining("mock", blend={a: 1.0}, anneal_steps=2), VOCAB)
 
 
+def test_a_training_lists_all_lines_that_are_no_documents(tmp_path: Path, tokenizer: str) -> None:
+    path = Path(jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": None}, {"content": "two"}]))
+    for dataset, leaves_out in ((path, f"sed '2d;3d' {path}"), (tmp_path, f"meshwright tokenize {tmp_path} ")):
+        with pytest.raises(InputError, match=r"a\.jsonl:2: 'text' is empty, not text; .*a\.jsonl:3: has no") as error:
+            open_source(pretraining(str(dataset), tokenizer=tokenizer), VOCAB)
+        assert any(fix.startswith(leaves_out) for fix in error.value.fix)
+        assert error.value.fix[-1].endswith(f"--tokenizer {tokenizer} --out TOKENS --skip-bad-lines")
+    jsonl(path, [{"content": "one"}, {"content": "two"}])
+    with pytest.raises(InputError, match="it has content") as error:
+        open_source(pretraining(str(path), tokenizer=tokenizer), VOCAB)
+    assert error.value.fix[0] == "data.columns.text=COLUMN"
+
+
 def test_unknown_datasets_and_out_of_vocabulary_tokens_are_rejected(tmp_path: Path, tokenizer: str) -> None:
     path = jsonl(tmp_path / "a.jsonl", rows())
     tokenize([path], tokenizer, str(tmp_path / "shards"))

@@ -282,3 +282,34 @@ def test_check_of_another_trainers_config_reports_rows_that_nothing_can_read(
     assert len(found) == 1
     assert "chats.jsonl:2: not JSON" in found[0]["message"]
     assert "the file cannot be loaded" in found[0]["message"]
+
+
+def test_check_reports_the_texts_that_a_pretraining_refuses(here: Path, meshwright: Any) -> None:
+    typed = ("check", "qwen3_600m_pretrain_config", "--gpus", "1xH100", "data.tokenizer=bytes", "--json")
+    write("rows.jsonl", {"text": "one"}, {"text": None}, {"content": "two"}, {"text": ""})
+    (here / "texts").mkdir()
+    (here / "texts" / "a.txt").write_bytes("one\n\ntwo\n\n".encode() + "drei: ä\n".encode("latin-1"))
+    write("other.jsonl", {"content": "one"}, {"content": "two"})
+    reasons = {
+        "rows.jsonl": (
+            "rows.jsonl:2: 'text' is empty, not text; rows.jsonl:3: has no 'text'",
+            "sed '2d;3d' rows.jsonl",
+        ),
+        "texts": ("texts/a.txt:5: not UTF-8", "meshwright tokenize texts --tokenizer bytes --out TOKENS --skip-bad-"),
+        "other.jsonl": ("other.jsonl:1: has no 'text'; it has content", "data.columns.text=COLUMN | --goal sft"),
+    }
+    for name, (reason, fix) in reasons.items():
+        for answer in (meshwright(*typed, f"data.dataset={name}"), meshwright(*typed, f"data.blend={name}:1")):
+            [found] = [one for one in answer.json["findings"] if one["rule"] == "data.rows"]
+            assert (answer.code, found["severity"]) == (1, "error")
+            assert reason in found["message"], found
+            assert fix in found["no_fix"], found
+            assert "sed" not in found["no_fix"] or name == "rows.jsonl"
+    reads = meshwright(*typed, "data.dataset=other.jsonl", "data.columns.text=content").json["findings"]
+    assert "data.rows" not in {one["rule"] for one in reads}
+    alone = " ".join(meshwright("check", "rows.jsonl").out.split())
+    assert "rows.jsonl:3" in alone
+    write("kept.jsonl", {"text": "one"}, {"text": None})
+    alone = " ".join(meshwright("check", "kept.jsonl").out.split())
+    assert "--goal pretrain refuses it: kept.jsonl:2: 'text' is empty" in alone
+    assert "2 texts (text from text)" in alone

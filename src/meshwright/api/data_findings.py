@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshwright import extras, file_access
 from meshwright.api.paths import looks_like_path, several_files_error
 from meshwright.display import plural
@@ -28,7 +30,7 @@ DATA_MISSING, DATA_ROWS, NO_VALIDATION = "data.missing-file", "data.rows", "data
 DATASET = "dataset"  # framework of a data file that is checked by itself
 CHECKED_ROWS = 20_000  # rows of a dataset that are parsed for an answer that should be instant
 RENDERED_ROWS = 2_000  # rows that are also rendered with the chat template
-OPEN = re.compile(r"=(?:FILE|FOLDER)\b")  # a setting whose value the user has to find
+OPEN = re.compile(r"=(?:FILE|FOLDER|COLUMN)\b")  # a setting whose value the user has to find
 NO_FIX = "correct the rows"
 ROW_SETTINGS = ("data.columns", "data.train_on", "data.split")
 """What a check of a data file by itself depends on."""
@@ -111,20 +113,44 @@ def _findings(recipe: Recipe, key: str, name: str, thorough: bool) -> Iterator[F
         message = f"{name} is not on this machine: it was not counted, and train needs it where it runs{meant}"
         fix, other = (f"{key}={near[0]}",) if near else (), "copy it to where the run starts"
         yield Finding(DATA_MISSING, "warning", key, message, fix, no_fix="" if fix else other)
-    elif recipe.goal != "pretrain" and not recipe.data.images:
+    elif not recipe.data.images:
         from meshwright.extras import MissingPackageError
 
         try:
-            found = _checked(recipe, key, name, thorough)
+            if recipe.goal != "pretrain":
+                found = _checked(recipe, key, name, thorough)
+                yield from _dropped(found, key) if thorough else ()
+            elif recipe.engine == ENGINES[0]:
+                _check_text(recipe, key, path)
         except MissingPackageError:
             return
         except InputError as error:
-            field = error.field or key
-            overrides = tuple(one for one in error.fix if one.startswith(("data.", "'data.")) and not OPEN.search(one))
-            other = "" if overrides else " | ".join(error.fix) or NO_FIX
-            yield Finding(DATA_ROWS, "error", field, error.reason, overrides[:1], no_fix=other)
-        else:
-            yield from _dropped(found, key) if thorough else ()
+            yield _refused(error, key)
+
+
+def _refused(error: InputError, key: str) -> Finding:
+    """Return the finding of rows that train refuses."""
+    overrides = tuple(one for one in error.fix if one.startswith(("data.", "'data.")) and not OPEN.search(one))
+    other = "" if overrides else " | ".join(error.fix) or NO_FIX
+    return Finding(DATA_ROWS, "error", error.field or key, error.reason, overrides[:1], no_fix=other)
+
+
+def _check_text(recipe: Recipe, key: str, path: Path) -> None:
+    """Raise InputError if a pretraining would refuse one of a dataset's first lines."""
+    from meshwright.engine.data.text_errors import bad_lines, bad_lines_error, is_text_to_tokenize
+
+    if is_text_to_tokenize(path) and (lines := bad_lines(path, recipe.data)):
+        raise bad_lines_error(lines, path, recipe.data, key)
+
+
+def _refused_in_pretraining(recipe: Recipe, name: str) -> Iterator[Finding]:
+    """Yield a warning of rows of texts that a pretraining refuses, where a fine-tuning drops them."""
+    try:
+        _check_text(recipe, "data.dataset", Path(name).expanduser())
+    except InputError as error:
+        refused = _refused(error, "data.dataset")
+        message = f"train with --goal pretrain refuses it: {refused.message}"
+        yield msgspec.structs.replace(refused, severity="warning", message=message)
 
 
 def _dropped(found: CheckedRows, field: str) -> Iterator[Finding]:
@@ -198,8 +224,10 @@ def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
         findings = (Finding(DATA_ROWS, "error", error.field or "", error.reason, (), no_fix=" | ".join(error.fix)),)
     else:
         parts = ", ".join(f"{part} from {name}" for part, name in found.columns.items() if part in REQUIRED)
-        findings = tuple(_dropped(found, "data.dataset"))
-        counted = f"{found.rows:,} conversations" + ("" if found.complete else ", the first of the file")
+        is_text = "text" in found.columns
+        findings = (*(_refused_in_pretraining(recipe, target) if is_text else ()), *_dropped(found, "data.dataset"))
+        kind = "texts" if is_text else "conversations"
+        counted = f"{found.rows:,} {kind}" + ("" if found.complete else ", the first of the file")
         unused = f"; not used: {', '.join(found.unused)}" if found.unused else ""
         repeated = (
             f"{plural(len(found.duplicates), 'repeated row')}: {some(found.duplicates, 3)}; "

@@ -31,6 +31,7 @@ TABLE_ROWS = 1024  # rows of a table read at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 INPUTS = "inputs"  # field named in errors
 BadLines = Literal["refuse", "skip"]
+NO_COLUMN = "has no "  # start of the reason of a line without the column of texts
 # How a text file is split into documents. auto: at separators if its beginning has any, else at blank lines.
 HEAD_BYTES = 1 << 20
 SEPARATOR = re.compile(rb"\f|^<\|endoftext\|>[ \t\r]*$", re.MULTILINE)
@@ -97,7 +98,7 @@ class Encoder:
     def encode(self, block: Block) -> EncodedBlock:
         """Encode a block's documents; lines that are not documents go to `bad`."""
         bad: list[tuple[int, str]] = []
-        texts = list(self._texts(block, bad))
+        texts = list(documents_in(block, self.column, bad))
         found = self._encode(texts, add_special_tokens=False) if texts else []
         ids, ends, empty, length = [], [], 0, 0
         for number, encoding in enumerate(found):
@@ -119,20 +120,22 @@ class Encoder:
         ids.append([self.eos])
         return 1
 
-    def _texts(self, block: Block, bad: list[tuple[int, str]]) -> Iterator[str]:
-        if block.format == "text":
-            for chunk in _decode_text(block, bad):
-                yield from _split(chunk, block)
-            return
-        for number, text in enumerate(_values(block, self.column), block.first):
-            if text is None:
-                continue  # a blank line between documents
-            if isinstance(text, _BadValue):
-                bad.append((number, text.reason))
-            elif any("\ud800" <= char <= "\udfff" for char in text) if not text.isascii() else False:
-                bad.append((number, "the text contains an unpaired surrogate"))
-            else:
-                yield text
+
+def documents_in(block: Block, column: str, bad: list[tuple[int, str]]) -> Iterator[str]:
+    """Yield the documents of a block; lines that are not documents go to `bad`."""
+    if block.format == "text":
+        for chunk in _decode_text(block, bad):
+            yield from _split(chunk, block)
+        return
+    for number, text in enumerate(_values(block, column), block.first):
+        if text is None:
+            continue  # a blank line between documents
+        if isinstance(text, _BadValue):
+            bad.append((number, text.reason))
+        elif any("\ud800" <= char <= "\udfff" for char in text) if not text.isascii() else False:
+            bad.append((number, "the text contains an unpaired surrogate"))
+        else:
+            yield text
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
         if column not in row:
             suggestions = closest(column, row)
             others = f"; did you mean {suggestions[0]!r}?" if suggestions else f"; it has {some(list(row))}"
-            yield _BadValue(f"has no {column!r}{others}")
+            yield _BadValue(f"{NO_COLUMN}{column!r}{others}")
         else:
             value = row[column]
             yield value if isinstance(value, str) else _BadValue(f"{column!r} is {_describe_type(value)}, not text")

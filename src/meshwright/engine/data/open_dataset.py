@@ -21,6 +21,7 @@ from meshwright.engine.data.shards import (
     token_out_of_vocab,
 )
 from meshwright.engine.data.shuffle import Shuffled
+from meshwright.engine.data.text_errors import bad_lines, bad_lines_error, text_column
 from meshwright.errors import InputError, closest
 from meshwright.notes import note
 from meshwright.recipes.types import Recipe
@@ -173,10 +174,9 @@ def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | 
     tokenizer = load_tokenizer(recipe, pretrained)
     check_ids(tokenizer, vocab)
     try:
-        return tokenize_cached(path, tokenizer, recipe.data.columns.get("text", "text"), recipe.data.documents)
+        return tokenize_cached(path, tokenizer, text_column(recipe.data), recipe.data.documents)
     except BadLineError as error:  # the options of tokenize are not those of a training
-        fix = ("data.columns.text=COLUMN", "--goal sft or --goal peft, if its rows are conversations", error.skipping)
-        raise InputError(error.reason, field="data.dataset", value=str(path), fix=fix) from None
+        raise bad_lines_error(bad_lines(path, recipe.data) or [error.reason], path, recipe.data) from None
 
 
 def _not_found(name: str, path: Path, field: str) -> InputError:

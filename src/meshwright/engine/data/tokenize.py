@@ -276,7 +276,6 @@ class BadLineError(InputError):
     def __init__(self, path: Path, line: int, reason: str) -> None:
         fix = ("correct the line", "--skip-bad-lines (they are counted and listed)", "--column NAME")
         super().__init__(f"{path}:{line}: {reason}", fix=fix)
-        self.skipping = f"meshwright tokenize {path} --tokenizer FOLDER --out TOKENS --skip-bad-lines"
 
 
 def _useful_workers(workers: int, size: int) -> int:
