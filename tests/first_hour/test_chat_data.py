@@ -288,7 +288,7 @@ def test_check_reports_the_texts_that_a_pretraining_refuses(here: Path, meshwrig
     typed = ("check", "qwen3_600m_pretrain_config", "--gpus", "1xH100", "data.tokenizer=bytes", "--json")
     write("rows.jsonl", {"text": "one"}, {"text": None}, {"content": "two"}, {"text": ""})
     (here / "texts").mkdir()
-    (here / "texts" / "a.txt").write_bytes("one\n\ntwo\n\n".encode() + "drei: ä\n".encode("latin-1"))
+    (here / "texts" / "a.txt").write_bytes(b"one\n\ntwo\n\ndrei: \xe4\n")
     write("other.jsonl", {"content": "one"}, {"content": "two"})
     reasons = {
         "rows.jsonl": (
@@ -313,3 +313,32 @@ def test_check_reports_the_texts_that_a_pretraining_refuses(here: Path, meshwrig
     alone = " ".join(meshwright("check", "kept.jsonl").out.split())
     assert "--goal pretrain refuses it: kept.jsonl:2: 'text' is empty" in alone
     assert "2 texts (text from text)" in alone
+
+
+@pytest.mark.parametrize(
+    ("typed", "weights"),
+    [
+        ("texts/books:0.7,code.jsonl:0.3", [0.7, 0.3]),
+        ("0.7 texts/books 0.3 code.jsonl", [0.7, 0.3]),
+        ("texts/books,code.jsonl", [1, 1]),
+        ('{"texts/books": 2, "code.jsonl": 1}', [2, 1]),
+    ],
+)
+def test_several_sources_of_a_pretraining_are_written_as_a_blend(
+    typed: str, weights: list[float], here: Path, meshwright: Any
+) -> None:
+    (here / "texts" / "books").mkdir(parents=True)
+    (here / "texts" / "books" / "a.txt").write_text("one two three")
+    write("code.jsonl", {"text": "def f(): pass"})
+    words = ("train", "qwen3_600m_pretrain_config", "--tiny", "data.tokenizer=bytes")
+    refused = meshwright(*words, "--dataset", typed)
+    assert (refused.code, "write them as a blend" in refused.err) == (2, True)
+    [blend] = shlex.split(refused.err.partition("fix:   ")[2])
+    assert blend.startswith("data.blend=")
+    accepted = meshwright("recipe", words[1], blend, "--json").json["recipe"]["data"]["blend"]
+    assert accepted == dict(zip(("texts/books", "code.jsonl"), weights, strict=True))
+    if typed.startswith("0.7"):
+        [fix] = shlex.split(meshwright(*words, f"data.blend={typed}").err.partition("fix:   ")[2])
+        assert meshwright("recipe", words[1], fix, "--json").json["recipe"]["data"]["blend"] == accepted
+    gone = typed.replace("code.jsonl", "gone.jsonl")
+    assert "of which gone.jsonl is not here" in meshwright(*words, "--dataset", gone).err

@@ -41,7 +41,7 @@ def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[
         fixes = [f"{field.flag} {word}" for field in free if field.input.complete == "clusters"]
     if not fixes and "dataset" in given and os.path.exists(word):  # --dataset *.jsonl, which a shell expands
         others = [one for one in given.get("overrides", ()) if "=" not in one and os.path.exists(one)]
-        blend = blend_of([str(given["dataset"]), *others])
+        blend = blend_of(dict.fromkeys([str(given["dataset"]), *others], 1.0))
         reason = "is a second dataset; write several as a blend with their weights, or put them into one folder"
         return InputError(reason, "argument", word, [blend])
     if not fixes and command == "doctor" and os.path.isfile(word):  # run1.log run2.log, or *.log

@@ -116,7 +116,7 @@ def given_twice(option: click.Option, arguments: Sequence[str], takes_overrides:
     values = [value for flag in option.opts for value in _values_of(flag, arguments)]
     fix = [f"{option.opts[0]} {values[-1]}"] if values else []
     if option.name == "dataset" and takes_overrides:
-        fix = [blend_of(values)]
+        fix = [blend_of(dict.fromkeys(values, 1.0))]
     counts, names = [one for one in values if one.isdigit()], [one for one in values if not one.isdigit()]
     if option.name == "gpu" and len(counts) == len(names) == 1:  # size counts the GPUs itself
         fix = [f"--gpu {names[0]} --max-gpus {counts[0]}"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -166,9 +168,30 @@ def _items(text: str) -> list[str]:
 
 
 def _weights(text: str, key: str) -> dict[str, float]:
-    """Parse {"a": 0.7, "b": 0.3} or a:0.7,b:0.3."""
+    """Parse {"a": 0.7, "b": 0.3} or a:0.7,b:0.3; what means something else is the fix of the error."""
     wanted = 'sources with weights, like a:0.7,b:0.3 or {"a":0.7,"b":0.3}'
-    return {name: _weight(weight, key, text, wanted) for name, weight in _pairs(text, key, wanted).items()}
+    try:
+        return {name: _weight(weight, key, text, wanted) for name, weight in _pairs(text, key, wanted).items()}
+    except InputError:
+        meant = json.dumps(blend, separators=(",", ":")) if (blend := listed_weights(text.split())) else None
+        raise _expected(key, text, wanted, meant) from None
+
+
+def listed_weights(words: Sequence[str]) -> dict[str, float]:
+    """Return the weights by source of a Megatron list, 0.7 a 0.3 b; empty if the words are no such list."""
+    weights, names = words[::2], words[1::2]
+    if len(words) < 2 or len(weights) != len(names) or not all(map(NUMBER.fullmatch, weights)):
+        return {}
+    return {name: float(weight) for name, weight in zip(names, weights, strict=True)}
+
+
+def sources_in(text: str) -> dict[str, float]:
+    """Return the sources and weights that a text lists in any way: a:0.7,b:0.3, 0.7 a 0.3 b, or a,b in equal parts."""
+    if found := listed_weights(text.split()):
+        return found
+    with suppress(InputError):
+        return _weights(text, "data.blend")
+    return dict.fromkeys(_items(text), 1.0)
 
 
 def _names(text: str, key: str) -> dict[str, str]:

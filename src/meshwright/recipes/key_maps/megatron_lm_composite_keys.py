@@ -19,6 +19,7 @@ from meshwright.recipes.key_maps.shared_composite_keys import (
     recompute_keys,
 )
 from meshwright.recipes.types import Recipe
+from meshwright.recipes.values import listed_weights
 
 KeyValues = Mapping[str, Any]
 
@@ -358,17 +359,8 @@ def write_mtp(recipe: Recipe) -> KeyValues:
 
 def parse_blend(paths: list[str]) -> tuple[str, dict[str, float]]:
     """Return the dataset, or the weights by path, of a --data-path list."""
-    weights = [_as_float(text) for text in paths[::2]]
-    if len(paths) > 1 and len(paths) % 2 == 0 and all(weight is not None for weight in weights):
-        return "", {path: weight for path, weight in zip(paths[1::2], weights, strict=True) if weight is not None}
-    return " ".join(paths), {}
-
-
-def _as_float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    blend = listed_weights(paths)
+    return ("", blend) if blend else (" ".join(paths), {})
 
 
 def read_data(raw: RawValues, recipe: Recipe) -> MappedFields:
