@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where PYTHONDONTWRITEBYTECODE is set, every worker would compile the tests, and every command the source, again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: megatron setup demo test wheel test-times lint style browser screens docs site budget bench load schema accuracy sweep file-sweep verify parity slow faults mutation slurm-test clean
+.PHONY: megatron corpora setup demo test wheel test-times lint style browser screens docs site budget bench load schema accuracy sweep file-sweep verify parity slow faults mutation slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -91,6 +91,10 @@ slurm-test: $(VENV)/.engine  ## jobs in a real SLURM; two hosts in network names
 megatron: $(VENV)/.engine  ## build the models of generated Megatron-LM jobs: MEGATRON_LM=checkout SITE=folder (minutes)
 	MEGATRON_LM=$(MEGATRON_LM) MEGATRON_SITE=$(SITE) $(BIN)/python -m pytest -m slow tests/first_hour/test_08_launch_megatron.py -rs
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.against.megatron_model --checkout $(MEGATRON_LM) --site $(SITE)
+
+corpora: setup  ## check the frameworks' own files, with injected defects: CHECKOUTS=folder of checkouts (half an hour)
+	PYTHONPATH=src:. $(BIN)/python -m benchmarks.corpora --checkouts $(CHECKOUTS) --inject 120 --write; \
+	  status=$$?; $(BIN)/python docs/make.py ci.md && exit $$status
 
 docs: setup  ## regenerate the pages under docs/ (listed in docs/make.py)
 	$(BIN)/python docs/make.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import logging
 import random
@@ -26,12 +27,28 @@ def evaluate(config: Config, folder: Path) -> Verdict:
     with silence() as output:
         try:
             mock_capability(config.gpus)
-            start(_job(folder / config.path), config.world or WORLD, folder)
+            job = _job(folder / config.path)
+            with own_modules(job, folder):
+                start(job, config.world or WORLD, folder)
         except SystemExit:
             return Verdict(False, last(output.getvalue()))
         except Exception as error:
             return Verdict(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return Verdict(True)
+
+
+@contextlib.contextmanager
+def own_modules(job: Any, folder: Path) -> Iterator[None]:
+    """Import the module that registers an export's own model, from the folder in which its run starts."""
+    name = job.experimental.custom_import
+    sys.path.insert(0, str(folder))
+    try:
+        if name:
+            importlib.import_module(name)
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop(name, None)
 
 
 def _job(path: Path) -> Any:

@@ -142,6 +142,12 @@ def kept_entries(name: str) -> list[dict[str, Any]]:
     return found
 
 
+def recorded_commit(name: str) -> str:
+    """Return the commit of a corpus's kept entries; empty if none are kept."""
+    file = KEPT / f"{name}.json"
+    return str(json.loads(file.read_text())["commit"]) if file.exists() else ""
+
+
 def write_kept(corpus: Corpus, commit: str, entries: Sequence[Mapping[str, Any]]) -> None:
     """Write the kept entries of a corpus, one per line."""
     head = json.dumps({"repository": corpus.repository, "commit": commit})[:-1]

@@ -200,3 +200,25 @@ def test_a_key_of_the_checkout_that_selects_its_data_needs_no_dataset(
     Path("examples/b.toml").write_text(text)
     checkout._names.cache_clear()
     assert errors(check("examples/b.toml")) == set()
+
+
+AXOLOTL = """
+base_model: NousResearch/Llama-3.2-1B
+datasets:
+  - {path: teknium/GPT4-LLM-Cleaned, type: alpaca}
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+num_epochs: 1
+learning_rate: 1e-5
+optimizer: adamw_bnb_8bit
+fsdp_version: 2
+fsdp_config: {reshard_after_forward: true}
+"""
+
+
+def test_values_that_fail_together_are_errors_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"src/axolotl/__init__.py": "", "src/axolotl/schema.py": 'optimizers = ["adamw_bnb_8bit", "newton"]\n'}
+    assert errors(checked(AXOLOTL, "a.yml", source, tmp_path, monkeypatch)) == {("value.invalid", "optimizer")}
+    (tmp_path / "examples" / "b.yml").write_text(AXOLOTL.replace("adamw_bnb_8bit", "newton"))
+    assert not errors(check("examples/b.yml"))

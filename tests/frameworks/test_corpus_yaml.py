@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from benchmarks import corpora
 from benchmarks.corpora import commands, config_files, torchtitan_configs
-from benchmarks.corpora.__main__ import corpus_named
+from benchmarks.corpora.__main__ import corpus_named, main
 
 from meshwright import check
 from meshwright.errors import InputError
@@ -87,6 +88,27 @@ def test_a_training_without_defects_has_no_error(tmp_path: Path) -> None:
 )
 def test_names_are_resolved_against_the_source(tmp_path: Path, rule: str, change: tuple[str, str]) -> None:
     assert rule in _errors(tmp_path, TRAINING.replace(*change))
+
+
+def test_attention_of_automodel_itself(tmp_path: Path) -> None:
+    for name, found in {"ffpa": [], "magi": [], "fpa": ["automodel.target-keyword"]}.items():
+        named = TRAINING.replace("peft:", f"  attn_implementation: {name}\npeft:", 1)
+        assert _errors(tmp_path, named) == found, name
+
+
+def test_one_command_checks_all_checkouts_and_names_those_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "KempnerForge" / "configs" / "train"
+    place.mkdir(parents=True)
+    (place / "a.toml").write_text("[model]\ndim = 4096\n[train]\nbatch_size = 4\n[distributed]\ntp = 1\n")
+    words = ["--checkouts", str(tmp_path), "--commit", "abc1234", "--corpus", "kempnerforge", "--corpus", "trl"]
+    monkeypatch.setattr(sys, "argv", ["corpora", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert "kempnerforge abc1234: 1 files, 1 read, 0 with errors" in capsys.readouterr().out
+    assert "trl: git clone https://github.com/huggingface/trl" in str(ended.value.code)
+    assert corpora.recorded_commit("trl") in str(ended.value.code)
 
 
 def test_gpus_come_from_the_file(tmp_path: Path) -> None:

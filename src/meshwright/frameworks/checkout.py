@@ -66,6 +66,7 @@ LOADERS = {"torchtitan": ("torchtitan/config_manager.py", "torchtitan/config/man
 IGNORED = "this checkout ignores keys that it does not define"
 _BUILDS = re.compile(r"\btype\(k\.title\(\)|def _dict_to_dataclass\b")  # sections of a config file
 _REJECTS = re.compile(r"\binvalid_fields\b|\bunknown_(?:keys|fields)\b")
+_ABSENT_VALUE = re.compile(r": allowed: |does not exist|\bhas no\b")
 _MISSPELLED = re.compile(r"did you mean|it is written")
 
 
@@ -146,6 +147,8 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     if finding.rule == PRESET:
         module = _MODULE.match(finding.message)
         return module is not None and any(Path(root, "torchtitan", one, module[1]).is_dir() for one in MODULES)
+    if finding.rule == "value.invalid" and not _ABSENT_VALUE.search(finding.message):
+        return False  # the value exists, and fails beside others
     if finding.rule in VALUES:
         found = _names(framework.name, root)
         listed = [str(one) for one in setting.value] if setting is not None and isinstance(setting.value, list) else []

@@ -181,7 +181,7 @@ NUMBERS = re.compile(
 POSITIVE = re.compile(r"num_epochs|(\w+_)?batch_size|seq_len(gth)?|max_length")
 """Names of keys that are numbers, and of those that are above 0."""
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none", "null", "")
-NOT_A_KERNEL = ("none", "null", "", "te")  # te: AutoModel's own models run it with Transformer Engine
+NOT_A_KERNEL = ("none", "null", "", "te", "ffpa", "magi")  # the last three are AutoModel's own
 SPECIAL = ("_target_", "_partial_", "_args_")
 MODEL_KEYWORDS = (
     "trust_remote_code", "torch_dtype", "attn_implementation", "pretrained_model_name_or_path", "use_liger_kernel",

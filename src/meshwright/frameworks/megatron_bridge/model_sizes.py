@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.frameworks.common import is_int
+from meshwright.frameworks.megatron_bridge.bridge_recipes import BridgeRecipe
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.parsed_config import get_value
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -24,6 +25,7 @@ MODEL_SIZES = {
     "model.moe_router_topk": "topk",
 }
 EXPERT_WIDTH = "model.moe_ffn_hidden_size"
+NULL_TOKENIZER = "NullTokenizer"
 HEAD_DIM_FOLLOWS = ("qwen2",)  # their config has no head_dim, so kv_channels is hidden / heads
 
 
@@ -51,6 +53,20 @@ def changed_sizes(settings: Settings, model: ModelSpec | None) -> tuple[dict[str
         reason = getattr(error, "reason", "the sizes do not fit together")
         return {}, f"{shown}: {reason}; the changed model was not checked (--model ./config.json gives its shape)"
     return sizes, ""
+
+
+def null_vocabulary(row: BridgeRecipe | None, settings: Settings) -> int | None:
+    """Return the vocabulary that the recipe's NullTokenizer gives the model; None if another tokenizer is set."""
+    if row is None or row.null_vocabulary is None:
+        return None
+    if str(get_value(settings, "tokenizer.tokenizer_type", NULL_TOKENIZER)) != NULL_TOKENIZER:
+        return None
+    if get_value(settings, "tokenizer.use_tokenizer_vocab_size", True) is False:
+        return None
+    if any(setting.unresolved for key, setting in settings.items() if key.startswith("tokenizer.")):
+        return None
+    size = get_value(settings, "tokenizer.vocab_size", row.null_vocabulary)
+    return size if is_int(size) and size > 0 else None
 
 
 def without_model_sizes(settings: dict[str, SourcedValue], model: ModelSpec | None) -> dict[str, SourcedValue]:

@@ -11,16 +11,18 @@ from meshwright.clusters import is_known as knows_gpu
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, command, run_config, snippet
 from meshwright.frameworks.megatron_bridge.keys import is_unlisted, unlisted_note
-from meshwright.frameworks.megatron_bridge.model_sizes import changed_sizes, without_model_sizes
-from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
+from meshwright.frameworks.megatron_bridge.model_sizes import changed_sizes, null_vocabulary, without_model_sizes
+from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, get_value, positive_int
 from meshwright.frameworks.megatron_bridge.runner import derived_fields, is_benchmark_run
 from meshwright.frameworks.megatron_bridge.supported_keys import mappable_settings
 from meshwright.frameworks.model_match import find_local_model, find_model
+from meshwright.frameworks.types import Settings
 from meshwright.models import reshape
 from meshwright.recipes.types import Goal, Recipe
 
 SUPPRESSED_RULES = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warmup")
 """Megatron-LM constraints that do not apply here: the first does not hold, the second is only a warning."""
+PADDED = ("dataset.pad_to_max_length", "dataset.dataset_kwargs.pad_to_max_length")
 SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "dataset", "checkpoint", "logger"})
 
 
@@ -71,6 +73,9 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
     if unsized:
         notes.append(unsized)
         model = None
+    vocabulary = null_vocabulary(row, settings)
+    if vocabulary is not None and model is not None and vocabulary != model.vocab:
+        sizes["vocab"] = vocabulary
     resized = reshape(model, **sizes) if model else None
     fields = derived_fields(run, settings, base, resized)
     fields |= {f"architecture.{name}": size for name, size in sizes.items()}
@@ -93,8 +98,23 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
         files=tuple(dict.fromkeys([path, *(setting.file for setting in settings.values())])),
         field_values=fields,
         mappable=mappable_settings(settings, base, model),
+        assumed=_assumed_fields(settings, base),
         suppressed_rules=_suppressed_rules(row, base, fields),
     )
+
+
+def _assumed_fields(settings: Settings, base: Recipe) -> tuple[str, ...]:
+    """Return the length where it is only a limit: batches of fine-tuning are padded to their longest sample.
+
+    Datasets with images are padded to the limit under pipeline and expert parallelism (ConfigContainer.validate).
+    """
+    padded = any(get_value(settings, key, base.data.pad_to_max_length) is True for key in PADDED)
+    packed = get_value(settings, "dataset.enable_offline_packing", base.data.packing) is True
+    if base.goal == "pretrain" or packed or padded:
+        return ()
+    degrees = {"model.pipeline_model_parallel_size": base.layout.pp, "model.expert_model_parallel_size": base.layout.ep}
+    fixed = base.data.images and any(positive_int(settings, key, degree) > 1 for key, degree in degrees.items())
+    return () if fixed else ("data.seq_length",)
 
 
 def _suppressed_rules(

@@ -283,6 +283,8 @@ def derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tupl
         yield from pipeline_fields(settings, model.num_layers).items()
     if str(text(settings, "cuda_graph_impl") or "none") != "none":
         yield "kernels.te_rng_tracker", True  # Megatron-LM turns it on for CUDA graphs
+        if "perform_rl_step" in settings and "rl_training_cuda_graphs" not in settings:
+            yield "kernels.cuda_graphs", "none"  # they are captured for rollouts, and off while it trains
     if not {"train_data_path", "valid_data_path", "per_split_data_args_path"} & settings.keys():
         yield "data.validation_part", validation_part(text(settings, "split") or SPLIT)
     yield from _data(settings)

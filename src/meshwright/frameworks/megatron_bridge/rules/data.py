@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.keys import UNREAD_ARGS
+from meshwright.frameworks.megatron_bridge.model_sizes import null_vocabulary
 from meshwright.frameworks.megatron_bridge.parsed_config import get_value
 from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, get_int, recipe_key, rule
 from meshwright.recipes.key_maps.megatron_bridge_composite_keys import DATASETS, PRETRAIN_DATASETS, SFT_DATASETS
@@ -51,18 +52,13 @@ def _no_checkpoint(ctx: RuleContext) -> Problem | None:
 
 
 def _null_vocabulary(ctx: RuleContext) -> Problem | None:
-    row = bridge_recipe(ctx)
-    vocabulary = row.null_vocabulary if row else None
-    model = ctx.case.model if ctx.case else None
-    if row is None or vocabulary is None or model is None:
+    row, settings = bridge_recipe(ctx), ctx.parsed.settings
+    size = null_vocabulary(row, settings)
+    published = ctx.parsed.model or (ctx.case.model if ctx.case else None)
+    if row is None or size is None or published is None:
         return None
-    settings = ctx.parsed.settings
-    wanted = get_int(ctx, "model.vocab_size") or model.vocab
-    tokenizer = str(get_value(settings, "tokenizer.tokenizer_type", "NullTokenizer"))
-    size = get_value(settings, "tokenizer.vocab_size", vocabulary)
-    off = get_value(settings, "tokenizer.use_tokenizer_vocab_size", True) is False
-    unresolved = [key for key in ctx.keys_under("tokenizer") if settings[key].unresolved]
-    if tokenizer != "NullTokenizer" or off or size == wanted or unresolved or not isinstance(size, int):
+    wanted = get_int(ctx, "model.vocab_size") or published.vocab
+    if size == wanted:
         return None
     outside = ctx.recipe.data.dataset != "mock" and size < wanted
     return Problem(
