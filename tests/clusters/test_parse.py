@@ -59,7 +59,8 @@ def test_parsed_clusters(text: str, nodes: int, per_node: int, name: str, domain
         ("24 nodes H100 | 24 H100 nodes | 24 nodes x 8 GPUs | 192 H100 (24 nodes) | 24 nodes", "24x8xH100"),
         ("p5.48xlarge:24 | p5.48xlarge x 24 | 24xp5.48xlarge", "24x8xH100"),
         ("2x8xHGX-B200 | 2xDGX-B200 | 2xDGX B200", "2x8xB200"),
-        ("DGX B200 | HGX-B200", "8xB200"),
+        ("DGX B200 | HGX-B200 | 8xHGX-B200", "8xB200"),
+        ("8xDGX-B200 | 8 HGX-B200 nodes | 8x8xHGX-B200", "8x8xB200"),
     ],
 )
 def test_racks_systems_and_nodes_in_any_order(texts: str, expected: str) -> None:

@@ -156,10 +156,10 @@ def _size(name: str) -> int:
 
 
 _COUNT = rf"(?:(?P<count>{_N})\s*(?:x|\s|(?:racks?|systems?)\s+(?:of\s+)?)?\s*)?"
-_AFTER = rf"(?:\s+(?:racks?|systems?|{_NODE}))?(?:\s*[x:=,@]\s*(?P<after>{_N}))?"
+_AFTER = rf"(?:\s+(?P<words>racks?|systems?|{_NODE}))?(?:\s*[x:=,@]\s*(?P<after>{_N}))?"
 _RACK = re.compile(rf"{_COUNT}(?P<name>[a-z].*?[\s_-]*nvl\s*(?P<gpus>[0-9]+)){_AFTER}")
 _RACK_FIRST = re.compile(rf"{_COUNT}nvl\s*(?P<gpus>[0-9]+)[\s_-]+(?P<name>[a-z].*?){_AFTER}")
-_SYSTEM = re.compile(rf"{_COUNT}(?:nvidia\s+)?[dh]gx[\s_-]*(?P<name>[a-z].*?){_AFTER}")
+_SYSTEM = re.compile(rf"{_COUNT}(?:nvidia\s+)?(?P<board>hgx|dgx)[\s_-]*(?P<name>[a-z].*?){_AFTER}")
 _OF_RACKS = re.compile(rf"(?P<count>{_N})\s*(?:racks?\s+of\s+(?P<name>.+?)|x?\s*(?P<other>\S.*?)\s+racks?)")
 
 
@@ -169,6 +169,7 @@ class _Systems(msgspec.Struct, frozen=True):
     gpu: Gpu
     count: int
     size: int  # GPUs of one
+    counts_gpus: bool = False  # 8xHGX-H100: the 8 GPUs of one board
 
     @property
     def is_rack(self) -> bool:
@@ -199,23 +200,24 @@ def _systems(text: str) -> _Systems | None:
             fix = [f"{size}x{known.name}"]
             raise _bad(text, "the number of GPUs of this system is not known here; write the GPUs", fix)
         if named_size == size and (racks or form is _SYSTEM):
-            return _Systems(known, _as_int(text, counts[0]) if counts else 1, size)
+            count = _as_int(text, counts[0]) if counts else 1
+            # Nobody orders 72 racks at once, and 8xHGX-H100 is how one board of 8 is sold.
+            of_board = groups.get("board") == "hgx" and count == size and not groups["words"]
+            return _Systems(known, count, size, count >= size if racks else of_board)
     return None
 
 
 def _named_systems(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
-    """Return racks and systems as nodes: `GB200-NVL72` is 72 GPUs, `2xGB200-NVL72` are 144, `24xDGX-H100` 192.
-
-    Nobody orders 72 racks at once: a count of all GPUs of a rack, or more, is one of GPUs.
-    """
+    """Return racks and systems as nodes: `GB200-NVL72` is 72 GPUs, `2xGB200-NVL72` are 144, `24xDGX-H100` 192."""
     found = _systems(text)
     if found is None:
         return None
     known, count, size = found.gpu, found.count, found.size
-    if found.is_rack and count >= size:
+    if found.counts_gpus:
         made = Cluster(known, *default_nodes(count, known))
         _check_size(text, made)
-        message = f"{text} is {count} GPUs, {made}; write {count}x{size}x{known.name} for {count} racks of {size} GPUs"
+        what = "racks" if found.is_rack else "systems"
+        message = f"{text} is {count} GPUs, {made}; write {count}x{size}x{known.name} for {count} {what} of {size} GPUs"
         return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *network_assumed(made))
     other = f"; write {count}x{known.name} for {'one GPU' if count == 1 else f'{count} GPUs'}"
     if found.is_rack:
