@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def test_estimate_is_of_exactly_the_requested_layout(meshwright: Any) -> None:
     own = meshwright("estimate", "llama3_70b_pretrain_config", "--json").json
     assert own["question"]["gpus"] == "4x8xH100"
     assert own["changes"] == []
+
+
+def test_the_parameters_of_a_small_model_are_not_rounded_to_none(meshwright: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = {"model_type": "llama", "vocab_size": 512, "num_key_value_heads": 2, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes}))
+    for verb in ("check", "estimate"):
+        assert "0.14 M parameters" in meshwright(verb, str(tmp_path), "--gpus", "1xH100").out
 
 
 def test_a_layout_that_cannot_exist_is_an_error_finding(meshwright: Any) -> None:

@@ -212,6 +212,7 @@ BAD = [
     (["data.blend=a"], "weights"),
     (["data.blend=a:0"], "weights"),
     (["data.blend={a:b}"], "weights"),
+    (["moe.balancing=loss_free"], "did you mean bias"),
     (["data.blend.a=-1"], "weights"),
     (["data.colums.prompt=a"], "did you mean data.columns"),
     (["tp=null"], "an integer"),

@@ -18,6 +18,7 @@ from meshwright.cli.layout import (
     finding_lines,
     memory_lines,
     option_lines,
+    parameters_text,
     repair_lines,
     titled,
 )
@@ -70,9 +71,7 @@ def _unresolved_lines(unresolved: Sequence[Answer]) -> list[str]:
 
 def _model_line(answer: Answer) -> str:
     """Return the model that the figures are of, with its parameters."""
-    total, active = answer["parameters"] / 1e9, answer["active_parameters"] / 1e9
-    size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
-    return f"{answer['model']}: {size}"
+    return f"{answer['model']}: {parameters_text(answer['parameters'], answer['active_parameters'])}"
 
 
 def ignored_lines(answer: Answer) -> list[str]:

@@ -58,6 +58,15 @@ def memory_lines(estimate: dict[str, Any]) -> list[str]:
     ]
 
 
+def parameters_text(total: float, active: float) -> str:
+    """Return a model's parameters, and those that a token uses if they are fewer."""
+    return f"{_count(total)} parameters" + (f", {_count(active)} active" if active < 0.99 * total else "")
+
+
+def _count(parameters: float) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e7 else f"{parameters / 1e6:.2f} M"
+
+
 def seconds(value: float) -> str:
     """Return seconds with at least two significant digits."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

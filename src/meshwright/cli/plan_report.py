@@ -21,6 +21,7 @@ from meshwright.cli.layout import (
     finding_lines,
     memory_lines,
     option_lines,
+    parameters_text,
     repair_lines,
     speed_line,
     titled,
@@ -252,8 +253,7 @@ def _suggestion_line(suggestion: Answer) -> str:
 def _train_line(answer: Answer, found: Any) -> str:
     parameters = found.case.model.params
     model = model_label(found.recipe, answer["question"]["model"])
-    total, active = parameters.total / 1e9, parameters.active / 1e9
-    size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
+    size = parameters_text(parameters.total, parameters.active)
     q, c = answer["question"], answer["contract"]
     adapter = f": {c['peft']['method']}, rank {c['peft']['rank']}" if c["peft"] else ""
     adapter += ", frozen weights in 4 bits (NF4)" if adapter.startswith(": qlora") else ""

@@ -22,7 +22,11 @@ NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 LARGEST_INTEGER = 2**53  # exact in JSON readers and doubles
 INTEGERS = f"an integer from -{LARGEST_INTEGER} to {LARGEST_INTEGER}"
-MEANT = dict.fromkeys(("fp8", "float8"), "fp8_tensor")  # a family of formats: the one that `--fp8` and plans name
+MEANT = {
+    **dict.fromkeys(("fp8", "float8"), "fp8_tensor"),  # a family of formats: the one that `--fp8` and plans name
+    **dict.fromkeys(("loss_free", "loss-free", "aux_free", "aux_loss_free", "auxfree", "noaux_tc"), "bias"),
+}
+"""What other words for a value mean here."""
 MEANT_BOOLEANS = dict.fromkeys(("yes", "on", "1"), "true") | dict.fromkeys(("no", "off", "0"), "false")
 THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+")
 BINARY = re.compile(r"seq|position|context|batch|hidden|vocab|length")  # words of keys whose k is 1024
