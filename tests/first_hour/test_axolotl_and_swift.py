@@ -121,6 +121,24 @@ def test_a_type_of_data_that_axolotl_removed_is_an_error() -> None:
     assert "message_property_mappings: {role: from, content: value}" in found.message
 
 
+def test_messages_of_sharegpt_need_their_keys_mapped(tmp_path: Path, meshwright: Any) -> None:
+    row = '{"conversations": [{"from": "human", "value": "Where is it?"}, {"from": "gpt", "value": "On its way."}]}\n'
+    (tmp_path / "chats.jsonl").write_text(row * 20)
+    text = AXOLOTL.replace("tatsu-lab/alpaca", "chats.jsonl").replace("type: alpaca", "type: sharegpt")
+    mapping = {"message_property_mappings.role: from", "message_property_mappings.content: value"}
+    chat = "type: chat_template\n    field_messages: conversations"
+    mapped = f"{chat}\n    message_property_mappings: {{role: from, content: value}}"
+    older = f"{chat}\n    message_field_role: from\n    message_field_content: value"
+    for kind, needed in ((chat, mapping), (mapped, set()), (older, set())):
+        (tmp_path / "axolotl.yml").write_text(text.replace("type: sharegpt", kind))
+        found = meshwright("check", "axolotl.yml", "--gpus", "1x4090", "--json").json["findings"]
+        fixes = {line for one in found if one["rule"] == "data.columns-not-read" for line in one["fix"]}
+        assert fixes == {f"datasets[0].{line}" for line in needed}
+    (tmp_path / "axolotl.yml").write_text(text)
+    repair = meshwright("check", "axolotl.yml", "--gpus", "1x4090", "--json").json["repair"]
+    assert {f"datasets[0].{line}" for line in ("field_messages: conversations", *mapping)} <= {*repair["overrides"]}
+
+
 @pytest.mark.parametrize(
     "command",
     [

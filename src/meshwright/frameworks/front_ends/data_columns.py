@@ -20,6 +20,7 @@ from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.rules.rule import Finding
 
 RULE = "data.columns-not-read"
+ITEMS = "[]."  # between a column and a key of the items in it
 ROWS = 200  # of a file that are read for its columns
 FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 CHATS = ("messages", "conversations", "conversation")
@@ -51,6 +52,8 @@ SWIFT_RESPONSES = ("response", "answer", "output", "targets", "target", "answer_
     "completion", "content")  # fmt: skip
 SWIFT_READ = (*CHATS, *SWIFT_RESPONSES, "chosen_messages", "rejected_messages", "label", "positive_messages",
     "rejected_response")  # fmt: skip
+SHAREGPT = {"role": "from", "content": "value"}
+"""Keys of a message as Axolotl's chat templates name them, with those of ShareGPT's rows."""
 _ITEM = re.compile(r"(datasets\[(\d+)\])\.path")
 
 
@@ -72,24 +75,37 @@ def _text(settings: Settings, key: str) -> str:
 
 def _columns(folder: Path | None, name: str) -> tuple[str, ...]:
     """Return the columns of a local data file in the order of its rows; empty if it is none, or cannot be read."""
+    return tuple(one for one in _keys(folder, name) if ITEMS not in one)
+
+
+def _message_keys(folder: Path | None, name: str, column: str) -> set[str]:
+    """Return the keys that the messages in a column of a local data file have."""
+    start = f"{column}{ITEMS}"
+    return {one.removeprefix(start) for one in _keys(folder, name) if one.startswith(start)}
+
+
+def _keys(folder: Path | None, name: str) -> tuple[str, ...]:
+    """Return the columns of a local data file, and the keys of the items in them: messages, messages[].role."""
     if Path(name).suffix.lower() not in FORMATS:
         return ()
     places = [Path(name).expanduser(), *([folder / name] if folder is not None else [])]
     try:
         path = next((place for place in places if place.is_file()), None)
-        return () if path is None else _columns_of(path.resolve(), path.stat().st_mtime_ns)
+        return () if path is None else _keys_of(path.resolve(), path.stat().st_mtime_ns)
     except (InputError, OSError):  # other checks and the training itself name unreadable rows
         return ()
 
 
 @lru_cache(maxsize=32)  # a check parses its file again for every fix that it tries
-def _columns_of(path: Path, changed: int) -> tuple[str, ...]:
-    """Return the columns of the first rows of a file; `changed` is when it was written."""
+def _keys_of(path: Path, changed: int) -> tuple[str, ...]:
+    """Return the columns and the keys of their items in the first rows of a file; `changed` is when it was written."""
     from meshwright.engine.data.files import find_rows
 
     found: dict[str, None] = {}
     for _, row in islice(find_rows(path, "train"), ROWS):
         found |= dict.fromkeys(str(key) for key, value in row.items() if value is not None)
+        lists = ((key, item) for key, value in row.items() if isinstance(value, list) for item in value)
+        found |= dict.fromkeys(f"{key}{ITEMS}{part}" for key, item in lists if isinstance(item, dict) for part in item)
     return tuple(found)
 
 
@@ -109,10 +125,25 @@ def _axolotl(folder: Path | None, settings: Settings) -> Iterator[Finding]:
             kind, needed = "field_instruction", (_text(settings, f"{name}.type.field_instruction"),)
         missing = [one for one in needed if one not in has]
         if not has or not missing:
+            messages = set[str]().union(*(_message_keys(folder, one, one_of) for one in files for one_of in needed))
+            yield from _axolotl_roles(settings, name, setting, messages) if kind == "chat_template" else ()
             continue
         at = settings.get(f"{name}.type") or settings.get(f"{name}.type.field_instruction") or setting
         fix = tuple(f"{name}.{change}" for change in _axolotl_type(has))
         yield _finding(f"{name}.type", f"type: {kind}" if kind in AXOLOTL else kind, setting, at, needed, has, fix)
+
+
+def _axolotl_roles(settings: Settings, name: str, data: SourcedValue, has: set[str]) -> Iterator[Finding]:
+    """Yield that the messages have their role or text under another key than the one that Axolotl reads."""
+    for part, own in SHAREGPT.items():
+        mapped, older = f"{name}.message_property_mappings.{part}", f"{name}.message_field_{part}"
+        read = _text(settings, mapped) or _text(settings, older) or part
+        if read in has or own not in has:
+            continue
+        key = mapped if mapped in settings else older if older in settings else f"{name}.type"
+        at = settings.get(key) or data
+        message = f"Axolotl reads the {part} of a message from {read}, but the messages of {data.value} have {own}"
+        yield Finding(RULE, "error", mapped, message, (f"{mapped}: {own}",), at.file, at.line)
 
 
 def _axolotl_type(has: Sequence[str]) -> tuple[str, ...]:
@@ -121,8 +152,8 @@ def _axolotl_type(has: Sequence[str]) -> tuple[str, ...]:
     if chat:
         if chat == "messages":
             return ("type: chat_template",)
-        keys = (f"field_messages: {chat}", "message_property_mappings.role: from")
-        return ("type: chat_template", *keys, "message_property_mappings.content: value")  # as in ShareGPT's rows
+        mappings = (f"message_property_mappings.{part}: {own}" for part, own in SHAREGPT.items())
+        return ("type: chat_template", f"field_messages: {chat}", *mappings)
     for kind in ("alpaca", "alpaca_chat.load_qa", "completion", "input_output"):
         if set(AXOLOTL[kind]) <= set(has):
             return (f"type: {kind}",)
