@@ -307,6 +307,9 @@ def test_check_reports_the_texts_that_a_pretraining_refuses(here: Path, meshwrig
             assert "sed" not in found["no_fix"] or name == "rows.jsonl"
     reads = meshwright(*typed, "data.dataset=other.jsonl", "data.columns.text=content").json["findings"]
     assert "data.rows" not in {one["rule"] for one in reads}
+    folder = meshwright("check", "texts")
+    assert (folder.code, "but data (texts/a.txt)" in folder.err) == (2, True)
+    assert folder.err.partition("fix:   ")[2].strip().endswith("data.dataset=texts")
     alone = " ".join(meshwright("check", "rows.jsonl").out.split())
     assert "rows.jsonl:3" in alone
     write("kept.jsonl", {"text": "one"}, {"text": None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from meshwright.api.suppression import is_baseline
 from meshwright.api.targets import is_target
 from meshwright.errors import InputError
 from meshwright.models import is_config, not_a_model
-from meshwright.recipes.dataset_file import is_dataset_file
+from meshwright.recipes.dataset_file import DATA_FILES, is_dataset_file
 from meshwright.recipes.run_folder import is_run_folder
 
 CONFIG_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml", ".toml", ".json", ".py")
@@ -93,8 +94,7 @@ def expand(words: Sequence[str], skip_unknown: bool = False, baselines: Sequence
             matching = sorted(_matches(word) if is_glob(word) else _files_in(word))
             files = [one for one in matching if os.path.realpath(one) not in baseline_paths]
             if not files:
-                what = "no file matches" if is_glob(word) else f"has no {', '.join(CONFIG_SUFFIXES)} file"
-                raise InputError(what, field="target", value=word, fix=("meshwright check FILE",))
+                raise _nothing_in(word)
             optional.update(file for file in files if file not in words)
             found |= dict.fromkeys(files)
         elif is_model_with_configs(word):
@@ -108,6 +108,18 @@ def expand(words: Sequence[str], skip_unknown: bool = False, baselines: Sequence
             found[word] = None
     alone = len(words) == 1 and tuple(found) == tuple(words) and not optional
     return Targets(tuple(found), frozenset(optional), not alone)
+
+
+def _nothing_in(word: str) -> InputError:
+    """Return the error for a folder or glob without configs; a folder of data is checked with a recipe."""
+    if is_glob(word):
+        return InputError("no file matches", field="target", value=word, fix=("meshwright check FILE",))
+    found, fix = f"has no {', '.join(CONFIG_SUFFIXES)} file", "meshwright check FILE"
+    data = next(_files_in(word, (*DATA_FILES, ".txt")), None)
+    if data is not None:
+        found += f", but data ({data}), which is checked with the recipe that trains on it"
+        fix = shlex.join(["meshwright", "check", "RECIPE", "--gpus", "1xH100", f"data.dataset={word}"])
+    return InputError(found, field="target", value=word, fix=(fix,))
 
 
 def nothing_checked(words: Sequence[str], skipped: Sequence[SkippedFile]) -> InputError:
@@ -124,13 +136,13 @@ def _matches(pattern: str) -> Iterator[str]:
     return (path for path in found if os.path.isfile(path))
 
 
-def _files_in(folder: str) -> Iterator[str]:
+def _files_in(folder: str, suffixes: tuple[str, ...] = CONFIG_SUFFIXES) -> Iterator[str]:
     """Yield the files of a folder and its folders that may be configs; links to folders are not followed."""
     for place, folders, names in os.walk(Path(folder).expanduser()):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in LEFT_OUT]
         for name in names:
             path = os.path.normpath(os.path.join(place, name))
-            if name.lower().endswith(CONFIG_SUFFIXES) and not name.startswith(".") and os.path.isfile(path):  # no pipe
+            if name.lower().endswith(suffixes) and not name.startswith(".") and os.path.isfile(path):  # no pipe
                 yield path
 
 
