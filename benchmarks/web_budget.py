@@ -1,7 +1,7 @@
 """Measure pages of the web UI and of the static site in Chromium against a budget of speed, size and accessibility.
 
 `python -m benchmarks.web_budget --site build/site --save` opens every page at three widths in light and dark colors.
-`--lighthouse PATH` (of `npm install lighthouse`) adds Lighthouse's scores.
+`--lighthouse PATH` (of `npm install lighthouse`) adds Lighthouse's scores, the median of three runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,11 @@ CATALOGUE = {
     "rule": "/rules/batch.divides.html",
     "accuracy": "/accuracy.html",
     "glossary": "/glossary.html",
+}
+PAGES = {"served": SERVED, "static": {**STATIC, **CATALOGUE}}
+SCORED = {  # by Lighthouse, which does not measure a page with an error status
+    "static": ("first page", "model's plans", "plan", "fine-tuning plan", "models", "recipe", "accuracy"),
+    "served": ("plan", "explore", "scale", "check", "doctor", "compare"),
 }
 WATCH = """() => {
   window.seen = { shift: 0, largest: 0, moved: [] };
@@ -279,7 +284,12 @@ def _wait_for(health: str, server: subprocess.Popen[bytes], most_s: float = 60.0
 
 
 def lighthouse(program: str, url: str, preset: str) -> dict[str, Any]:
-    """Return Lighthouse's scores of a page, and the audits that cost points."""
+    """Return Lighthouse's scores of a page, and the audits that cost points: the run of median performance."""
+    runs = sorted((_lighthouse(program, url, preset) for _ in range(TRIES)), key=lambda one: one["performance"])
+    return runs[TRIES // 2]
+
+
+def _lighthouse(program: str, url: str, preset: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         device = ["--preset=desktop"] if preset == "desktop" else []
         command = [
@@ -313,7 +323,7 @@ def _rows(
                     print(f"{kind} {name} {width} {theme}: {one}", flush=True)
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], answered_ms: float) -> dict[str, Any]:
+def _summary(rows: Sequence[Mapping[str, Any]], answered_ms: float | None) -> dict[str, Any]:
     plain, charts = ([row for row in rows if row["charts"] is wanted] for wanted in (False, True))
     return {
         "loads": len(rows),
@@ -323,7 +333,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], answered_ms: float) -> dict[str,
         "first_own_answer_ms": answered_ms,
         "layout_shift": max(row["layout_shift"] for row in rows),
         "transfer_bytes": {
-            "page": max(row["transfer_bytes"] for row in plain),
+            "page": max((row["transfer_bytes"] for row in plain), default=0),
             "page with charts": max((row["transfer_bytes"] for row in charts), default=0),
         },
         "violations": sum(len(row["violations"]) for row in rows),
@@ -342,6 +352,7 @@ def main() -> int:
     parser.add_argument("--site", type=Path, help="the built static site")
     parser.add_argument("--lighthouse", metavar="PATH", help="the program lighthouse")
     parser.add_argument("--only", default="", help="pages whose name contains this")
+    parser.add_argument("--kind", choices=("served", "static"), help="pages of the web UI, or of the site; else both")
     parser.add_argument("--shots", type=Path, help="keep a screenshot of every load here")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     given = parser.parse_args()
@@ -350,26 +361,32 @@ def main() -> int:
     if given.shots:
         given.shots.mkdir(parents=True, exist_ok=True)
     axe, rows, scores = AXE.read_text(encoding="utf-8"), list[dict[str, Any]](), list[dict[str, Any]]()
-    with web_served() as served, sync_playwright() as playwright:
+    places = _places(given.site, given.kind)
+    with sync_playwright() as playwright, ExitStack() as open_:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         version = browser.version
-        answered = answer_ms(browser, served)
-        wanted = {name: path for name, path in SERVED.items() if given.only in name}
-        rows += _rows(browser, "served", served, wanted, axe, given.shots)
-        if given.site:
-            with files_served(given.site) as static:
-                wanted = {name: path for name, path in {**STATIC, **CATALOGUE}.items() if given.only in name}
-                rows += _rows(browser, "static", static, wanted, axe, given.shots)
+        addresses = {kind: open_.enter_context(place) for kind, place in places.items()}
+        answered = answer_ms(browser, addresses["served"]) if "served" in addresses else None
+        for kind, address in addresses.items():
+            wanted = {name: path for name, path in PAGES[kind].items() if given.only in name}
+            rows += _rows(browser, kind, address, wanted, axe, given.shots)
         browser.close()
     summary = _summary(rows, answered)
     print(json.dumps(summary, indent=1), flush=True)
     _keep(given.save, version, summary, rows, scores)
-    if given.lighthouse and given.site:  # half a minute for every page: the loads are kept before
-        with web_served() as served, files_served(given.site) as static:
-            for row in _scores(given.lighthouse, {"static": static, "served": served}):
+    if given.lighthouse:  # a minute for every page: the loads are kept before
+        with ExitStack() as open_:
+            addresses = {kind: open_.enter_context(place) for kind, place in _places(given.site, given.kind).items()}
+            for row in _scores(given.lighthouse, addresses):
                 scores.append(row)
                 _keep(given.save, version, summary, rows, scores)
-    return min(summary["problems"], 1)
+    return 1 if summary["problems"] else 0
+
+
+def _places(site: Path | None, kind: str | None) -> dict[str, AbstractContextManager[str]]:
+    """Return what serves the pages that are wanted."""
+    found = {"served": web_served()} | ({} if site is None else {"static": files_served(site)})
+    return {name: place for name, place in found.items() if kind in (None, name)}
 
 
 def _keep(
@@ -383,16 +400,11 @@ def _keep(
 
 
 def _scores(program: str, addresses: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    pages = {
-        "static": {**STATIC, "accuracy": CATALOGUE["accuracy"], "recipe": CATALOGUE["recipe"]},
-        "served": {name: SERVED[name] for name in ("plan", "explore", "scale", "check", "doctor", "compare")},
-    }
     for kind, address in addresses.items():
-        for name, path in pages[kind].items():
-            if kind == "static" and name == "not found":
-                continue  # Lighthouse does not measure a page with an error status
+        for name in SCORED[kind]:
             for preset in ("desktop", "mobile"):
-                row = {"kind": kind, "page": name, "preset": preset, **lighthouse(program, address + path, preset)}
+                row = {"kind": kind, "page": name, "preset": preset}
+                row |= lighthouse(program, address + PAGES[kind][name], preset)
                 print(row, flush=True)
                 yield row
 
