@@ -470,3 +470,71 @@ def test_a_config_of_another_machine_is_found_by_the_end_of_its_path(tmp_path: P
     launch = "accelerate launch --config_file /home/me/repo/configs/ddp.yaml train.py --output_dir o"
     written(tmp_path / "configs" / "ddp.yaml", "distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: b16\n")
     assert "value.invalid" in findings(written(tmp_path / "run.sh", launch))
+
+
+def test_a_command_under_a_condition_is_compared_too(tmp_path: Path) -> None:
+    written(tmp_path / "train.py", PARSED)
+    text = f"{LAUNCH}\nif [ $MODE = full ]; then\n  python train.py --seed 3\n  --max_steps 100\nfi\n"
+    [found] = [one for one in check(str(written(tmp_path / "run.sh", text))).findings if "cut" in one.rule]
+    assert "of line 4" in found.message
+
+
+def test_a_length_of_minus_one_is_that_of_older_releases_of_ms_swift(tmp_path: Path) -> None:
+    path = written(tmp_path / "run.sh", f"{SWIFT} --max_length -1")
+    assert findings(path) == ["value.invalid"]
+    old = "swift sft --sft_type lora --model_type qwen-7b --custom_train_dataset_path d.json --batch_size 1"
+    assert findings(written(path, f"{old} --max_length -1")) == []
+
+
+def test_a_llama_factory_file_that_only_generates_is_refused(tmp_path: Path) -> None:
+    config = "model_name_or_path: Qwen/Qwen3-8B\nadapter_name_or_path: out\ntemplate: qwen3\nfinetuning_type: lora\n"
+    with pytest.raises(InputError, match="trains nothing"):
+        check(str(written(tmp_path / "chat.yaml", config)))
+
+
+def test_an_axolotl_file_of_trained_adapters_may_have_no_data(tmp_path: Path) -> None:
+    config = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nlearning_rate: 1e-4\nadapter: lora\n"
+    assert "key.missing" in findings(written(tmp_path / "a.yml", config))
+    assert "key.missing" not in findings(written(tmp_path / "a.yml", f"{config}lora_model_dir: ./out\n"))
+
+
+def test_an_attention_kernel_that_a_program_registers_is_no_error(tmp_path: Path) -> None:
+    own = VALUES.replace("sdpa", "own_kernel")
+    assert "value.invalid" in findings(written(tmp_path / "a.py", own))
+    assert findings(written(tmp_path / "a.py", f'{own}ALL_ATTENTION_FUNCTIONS.register("own_kernel", run)\n')) == []
+
+
+CONFIG_CALL = """from trl import DPOConfig as Config, DPOTrainer
+args = Config(output_dir="out", MORE)
+DPOTrainer(model="Qwen/Qwen3-8B", args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "rule"),
+    [
+        ("learning_rate=1e-5, beta=0.1, max_prompt_length=4", ""),
+        ("learnign_rate=1e-5", "key.unknown"),
+        ('optim="adamw_8bits"', "value.invalid"),
+        ("bf16=True, fp16=True", "value.invalid"),
+        ('save_strategy="step"', "value.invalid"),
+        ("load_best_model_at_end=True", "value.invalid"),
+        ("load_best_model_at_end=True, **options", ""),
+        ("warmup_ratio=5", "value.invalid"),
+        ("per_device_train_batch_size=0", "value.invalid"),
+        ("per_device_train_batch_size=size", ""),
+    ],
+)
+def test_literal_arguments_of_other_configs_of_trl_are_checked(tmp_path: Path, argument: str, rule: str) -> None:
+    path = written(tmp_path / "dpo.py", CONFIG_CALL.replace("MORE", argument))
+    assert findings(path) == ([rule] if rule else [])
+
+
+def test_yaml_of_a_trainer_that_generates_and_misspelled_dtypes(tmp_path: Path) -> None:
+    config = "model_name_or_path: Qwen/Qwen3-8B\ndataset_name: d\nper_device_train_batch_size: 2\n"
+    path = written(tmp_path / "grpo.yaml", f"{config}num_generations: 6\ngradient_accumulation_steps: 2\n")
+    assert findings(path) == []
+    assert "value.invalid" in findings(path, "warning")
+    assert findings(written(path, f"{config}num_generations: 131\n")) == ["value.invalid"]
+    assert findings(written(path, f"{config}torch_dtype: bfloat61\n")) == ["value.invalid"]
+    assert findings(written(path, f"{config}torch_dtype: bfloat16\n")) == []

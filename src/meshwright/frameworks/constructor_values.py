@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 
 from meshwright import similar
@@ -18,17 +19,20 @@ CHOICES: Mapping[tuple[str, str], tuple[str, ...]] = {
 }  # fmt: skip
 """Texts that a keyword of a constructor may be."""
 LOADS, KERNEL = "from_pretrained", "attn_implementation"
+REGISTERED = re.compile(r"\bAttentionInterface\b|\bALL_ATTENTION_FUNCTIONS\b")  # where programs add their own kernels
 
 
 def value_findings(tree: ast.Module, path: str, guarded: set[int]) -> Iterator[Finding]:
     """Yield the texts that constructors and from_pretrained refuse; classes of the program's own are not compared."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    registers = REGISTERED.search(ast.unparse(tree)) is not None
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or id(call) in guarded:
             continue
         name = ast.unparse(call.func).rpartition(".")[2]
         for word in () if name in own else call.keywords:
-            if isinstance(word.value, ast.Constant) and isinstance(word.value.value, str):
+            is_own = word.arg == KERNEL and registers
+            if isinstance(word.value, ast.Constant) and isinstance(word.value.value, str) and not is_own:
                 yield from _refused(name, word.arg or "", word.value.value, path, word.value.lineno)
 
 

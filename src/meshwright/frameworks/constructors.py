@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright import similar
+from meshwright.frameworks.config_calls import CONFIGS, config_findings
 from meshwright.frameworks.constructor_values import value_findings
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.key_table import read_table
@@ -59,6 +60,7 @@ OTHER_VALUE = {
     "include_inputs_for_metrics": "include_for_metrics=['inputs']",
 }
 """Arguments instead of switches that are on."""
+OF_TRL = "trl."
 OTHER_TRAINER = "trl.…Trainer"  # one without a table: TRL changes most of its keywords from release to release
 COMMON = ("model", "args", "train_dataset", "eval_dataset", "processing_class", "tokenizer", "data_collator",
     "callbacks", "optimizers", "peft_config", "ref_model", "reward_funcs", "reward_model", "value_model",
@@ -81,11 +83,13 @@ def constructor_findings(content: Content | None) -> Iterator[Finding]:
     yield from value_findings(tree, content.path, guarded)
     replaced = uses_unsloth(content)
     found = _keyword_findings(content, tree, guarded)
-    yield from (one for one in found if not replaced or (MEANT in one.message and not _is_of_trainer(one)))
+    yield from (one for one in found if not replaced or _is_of_unsloth(one))
 
 
-def _is_of_trainer(finding: Finding) -> bool:
-    return finding.message.partition(" has no ")[0].endswith("Trainer")
+def _is_of_unsloth(finding: Finding) -> bool:
+    """Return whether a finding holds for the classes that Unsloth puts in the place of TRL's."""
+    is_of_trainer = finding.message.partition(" has no ")[0].endswith("Trainer")
+    return finding.rule == "value.invalid" or (MEANT in finding.message and not is_of_trainer)
 
 
 def _keyword_findings(content: Content, tree: ast.Module, guarded: set[int]) -> Iterator[Finding]:
@@ -93,6 +97,10 @@ def _keyword_findings(content: Content, tree: ast.Module, guarded: set[int]) -> 
     for call in ast.walk(tree):
         owner = names.get(ast.unparse(call.func)) if isinstance(call, ast.Call) and id(call) not in guarded else None
         if owner is None or not isinstance(call, ast.Call):
+            continue
+        if (config := owner.removeprefix(OF_TRL)) in CONFIGS:
+            fields = read_table(TABLE).owners["transformers.TrainingArguments"]
+            yield from config_findings(call, config, fields, content.path)
             continue
         if owner == OTHER_TRAINER:
             yield from _misspelled_common(call, content.path)
@@ -135,9 +143,10 @@ def _imported(tree: ast.Module) -> dict[str, str]:
             package = (node.module or "").partition(".")[0]
             for one in node.names:
                 owner = f"{package}.{one.name}"
-                is_other = package == "trl" and one.name.endswith("Trainer")
-                if owner in owners or is_other:
-                    found[one.asname or one.name] = owner if owner in owners else OTHER_TRAINER
+                is_trainer = one.name.endswith("Trainer")
+                other = f"{OF_TRL}{one.name}" if one.name in CONFIGS else OTHER_TRAINER if is_trainer else ""
+                if owner in owners or (package == "trl" and other):
+                    found[one.asname or one.name] = owner if owner in owners else other
                 else:
                     own.add(one.asname or one.name)
         elif isinstance(node, ast.Import):

@@ -126,7 +126,8 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
             return found_end
         other = other_trainer(content)
         if other is not None:
-            raise other
+            is_read = front_ends and other.title.lower() in FRONT_ENDS  # but for its keys, which are not a training's
+            raise _trains_nothing(content, other.title) if is_read else other
         if (rewards_of_command := rl_command(content)) is not None:
             raise rewards_of_command
         if (found_end := _front_end_of(content)) is not None:
@@ -175,6 +176,12 @@ def _without_training(content: Content) -> InputError | None:
     named = some(list(dict.fromkeys(programs)), 3)
     task = "converts a checkpoint" if converts else "trains nothing, by the names of its programs"
     reason = f"starts {named} and {task}: only trainings are checked"
+    return InputError(reason, field="file", value=content.path)
+
+
+def _trains_nothing(content: Content, title: str) -> InputError:
+    """Return the error for a front end's config that generates, merges or exports."""
+    reason = f"is a config of {title} that trains nothing, by its keys: only trainings are checked"
     return InputError(reason, field="file", value=content.path)
 
 

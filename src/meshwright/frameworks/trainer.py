@@ -114,7 +114,9 @@ NUMBERS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradien
     "num_train_epochs", "max_steps", "learning_rate", "weight_decay", "warmup_ratio", "max_grad_norm", "adam_beta1",
     "adam_beta2", "adam_epsilon", "save_total_limit", "seed")  # fmt: skip
 """Arguments of transformers.TrainingArguments that are numbers."""
-WORD = re.compile(r"(?!(?i:inf|nan|none)$)[A-Za-z]+|[\d.]+(e-?)?\d*[A-Za-z]+")  # 2e-5e and sixteen; no placeholder
+WORD = re.compile(
+    r"(?!(?i:inf|nan|none)$)[A-Za-z]+|[\d.]+(e-?)?\d*[A-Za-z]+|[\d.]+e[+-]{2,}\d+"
+)  # 2e-5e and sixteen; no placeholder
 PLAIN_NAME = re.compile(r"[A-Za-z]\w*")
 
 

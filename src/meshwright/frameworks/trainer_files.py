@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.constructor_values import REGISTERED
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file, program_path
 from meshwright.frameworks.program_values import ProgramValues
@@ -60,7 +61,6 @@ OF_CLASS = {TOKENIZER_CLASS: "tokenizer_name_or_path", CONFIG_CLASS: "config_nam
 VALIDATION_SPLITS = ("validation", "valid", "val", "test", "eval")
 MODEL_OF = ("SFTTrainer",)
 ANSWERS = "train_on_responses_only"  # Unsloth's function that masks everything but the answers
-REGISTERED = re.compile(r"\bAttentionInterface\b|\bALL_ATTENTION_FUNCTIONS\b")  # where programs add their own kernels
 UNSLOTH_CLASS = re.compile(r"Fast\w*Model\.")
 FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
 """What a call means by itself."""

@@ -36,7 +36,7 @@ from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.repository import declares
-from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
+from meshwright.frameworks.start_checks import TRAINER_CHOICES, Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_deepspeed_config, open_referenced_file
 from meshwright.frameworks.trainer_args import BITS
@@ -84,7 +84,7 @@ def confidence(one: FrontEnd, content: Content) -> int:
     """Return how likely a file is one of this front end; 0 if it is not."""
     if content.format == "yaml":
         keys = content.top_level_keys() | content.settings.keys()
-        if keys & set(one.not_with):
+        if keys & set(one.not_with) or (one.trains_with and not keys & set(one.trains_with)):
             return 0
         return max((len(marks) for marks in one.marks if set(marks) <= keys), default=0)
     return 3 if _launch(one, content) is not None else 0
@@ -215,7 +215,7 @@ def _parsed(
         *tables_for_values(known, settings),
         *refused,
         *one.own_findings(settings, is_command),
-        *_as_warnings(is_others, _start_findings(one, content, settings, known, refused, processes)),
+        *_start_findings(one, content, settings, known, refused, processes, is_others),
         *plugin_findings(one, settings),
         *column_findings(one, content.folder, settings, is_command),
         *(() if is_command else missing_keys(one, settings, keys)),
@@ -300,6 +300,7 @@ def _start_findings(
     known: KeyTable,
     refused: Sequence[Finding],
     processes: int | None,
+    is_others: bool,
 ) -> Iterator[Finding]:
     """Yield the checks at start that refuse the settings; other programs of a front end have checks of their own."""
     if known is not one.table:
@@ -309,8 +310,11 @@ def _start_findings(
     style: Style = "command" if content.format == "shell" else "yaml"
     tables = tables_of(one.name, settings, _subcommand(one, content))
     reported = {finding.field for finding in refused}
-    found = broken_checks(tables, settings, style, model, processes)
-    yield from (finding for finding in found if finding.field not in reported)
+    choices = [one for one in tables if one is TRAINER_CHOICES]  # depend on nothing that a file leaves out
+    found = broken_checks([one for one in tables if one not in choices], settings, style, model, processes)
+    own = broken_checks(choices, settings, style, model, processes)
+    every = (*_as_warnings(is_others, found), *own)
+    yield from (finding for finding in every if finding.field not in reported)
 
 
 def _as_warnings(is_others: bool, findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from meshwright.frameworks.front_ends.describe import FrontEnd
 from meshwright.frameworks.front_ends.keys import find_key
 from meshwright.frameworks.key_table import WORDS, KeyTable
 from meshwright.frameworks.types import Settings, SourcedValue
-from meshwright.rules.rule import Finding
+from meshwright.rules.rule import Finding, Severity
 
 POSITIVE = {
     "per_device_train_batch_size": "a batch has at least one sample",
@@ -25,6 +25,7 @@ EXCLUSIVE = {
     ("bf16", "fp16"): "transformers accepts one of bf16 and fp16",
     ("load_in_4bit", "load_in_8bit"): "weights are loaded in 4 or in 8 bits, not in both",
 }
+UNLIMITED, SEVERAL = "max_length", 2  # keys of another release from which a file is for it
 TABLES = ("map", "list")  # types of keys that have keys of their own
 
 
@@ -32,6 +33,8 @@ def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[s
     """Yield values that the libraries refuse: key, reason, and the value to write instead; empty if there is none."""
     for key, value in values.items():
         argument = one.names.get(key, "")
+        if _was_unlimited(one, values, key):
+            continue
         if argument in POSITIVE and (number := _number(value)) is not None and number <= 0:
             if argument != "num_train_epochs" or (_number(values.get("max_steps")) or 0) <= 0:
                 yield key, f"must be above 0: {POSITIVE[argument]}", ""
@@ -44,13 +47,22 @@ def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[s
             yield second, f"{first} is true as well: {reason}", "false"
 
 
+def _was_unlimited(one: FrontEnd, values: Mapping[str, Any], key: str) -> bool:
+    """Return whether a length of -1 means no limit, as in ms-swift before 3.0, whose other keys the file has."""
+    if key != UNLIMITED or _number(values[key]) != -1:
+        return False
+    return sum(one.table.find("", name) is None for name in values) >= SEVERAL
+
+
 def missing_keys(one: FrontEnd, settings: Settings, keys: set[str]) -> Iterator[Finding]:
     """Yield the keys without which the front end does not start; one of several is enough."""
     first = next(iter(settings.values()), SourcedValue("", 1, ""))
+    infers = any(key in settings and settings[key].value for key in one.infers_with)
     for names in one.required:
         if not any(name in keys for name in names):
-            message = f"{one.title} requires {' or '.join(names)}"
-            yield Finding("key.missing", "error", names[0], message, (), first.file, 1)
+            message = f"{one.title} requires {' or '.join(names)}{' to train' * infers}"
+            severity: Severity = "warning" if infers else "error"
+            yield Finding("key.missing", severity, names[0], message, (), first.file, 1)
     for name in one.usual:
         if not any(one.names.get(key) == one.names[name] for key in keys):
             message = f"{one.title} requires {name}, here or as an argument of its command"

@@ -23,7 +23,7 @@ from meshwright.frameworks.shell.syntax import (
     Simple,
     Statement,
 )
-from meshwright.frameworks.shell.values import MAX_COMMANDS
+from meshwright.frameworks.shell.values import MAX_COMMANDS, CutCommand
 from meshwright.frameworks.shell.words import Part, Source, Word, WordReader
 
 DECLARERS = {"export", "declare", "local", "readonly", "typeset"}
@@ -34,6 +34,7 @@ CLOSERS = {"then", "elif", "else", "fi", "do", "done", "esac", "}"}
 FUNCTION = re.compile(r"([A-Za-z_][A-Za-z0-9_.:-]*)[ \t]*\([ \t]*\)")
 FUNCTION_NAME = re.compile(r"[^ \t\n;&|()<>'\"$`\\]+")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[|\+?=)")
+FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 OUTPUTS = (">", "1>", ">|", ">>")  # redirections of the standard output to a file
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|;&()\n]*>[\w./-]*(?=\s|$)")
 PLACEHOLDER_WORD = re.compile(r"<(?:[A-Z][A-Z_]+|[A-Za-z]\w* [\w ./-]*\w)>(?=\s|$)")  # no input and output of a command
@@ -54,6 +55,8 @@ class Parser(WordReader):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.command_count = 0
+        self.cut: list[CutCommand] = []
+        self.last_line = 0  # of the last command that is not cut
         self.here_documents: list[tuple[str, bool, int, HereDocument]] = []
         self.outputs: list[tuple[Word, bool]] = []  # files that redirections write, and whether they append
         """Delimiter, whether tabs are stripped, position and text of those that start on the next line."""
@@ -404,9 +407,19 @@ class Parser(WordReader):
             words.append(word)
         if self.pos == start:
             raise self.error(f"unexpected {self._token()!r}" if self.pos < self.end else "unexpected end of script")
+        self._note_cut(words, location)
         document = self.here_documents[documents][3] if len(self.here_documents) > documents else None
         written, appends = self.outputs[-1] if len(self.outputs) > outputs else (None, False)
         return Simple(tuple(assignments), tuple(words), tuple(declared), location, document, written, appends)
+
+    def _note_cut(self, words: list[Word], location: Location) -> None:
+        """Record a command that starts with a flag: it is the rest of the one before."""
+        starts = [word[0].text for word in words if word and word[0].kind == "text"]
+        flags = [found[0] for text in starts if (found := FLAG.match(text))]
+        if words and flags and words[0][0].kind == "text" and words[0][0].text.startswith(flags[0]):
+            self.cut.append(CutCommand(location.line, location.file, tuple(flags), self.last_line))
+        else:
+            self.last_line = location.line
 
     def _at_boundary(self) -> bool:
         return self.peek() in ("", "\n", ";", "&", "|", "(", ")", "<", ">")

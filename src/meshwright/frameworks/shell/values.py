@@ -44,6 +44,15 @@ class WrittenFile(msgspec.Struct, frozen=True):
     file: str  # the script whose here-document it is, or the template
 
 
+class CutCommand(msgspec.Struct, frozen=True):
+    """The rest of a command that ended before: bash takes its first flag as the name of a program."""
+
+    line: int
+    file: str
+    flags: tuple[str, ...]
+    before: int  # line of the command that ended; 0 if there is none
+
+
 class Script(msgspec.Struct, frozen=True):
     """A launch script, parsed without executing it."""
 
@@ -56,6 +65,7 @@ class Script(msgspec.Struct, frozen=True):
     written: Mapping[str, WrittenFile] = {}  # config files that it writes, by name
     called: tuple[str, ...] = ()  # scripts that it starts in a shell of their own
     texts: tuple[str, ...] = ()  # of the files that it sources or starts
+    cut: tuple[CutCommand, ...] = ()  # in the order of their lines, also under conditions and in functions
     choices: tuple[str, ...] = ()  # files of which it sources one, as its caller says
 
 

@@ -10,7 +10,7 @@ from meshwright.frameworks.start_checks.evaluate import Style, broken_checks
 from meshwright.frameworks.start_checks.llama_factory import LLAMA_FACTORY
 from meshwright.frameworks.start_checks.ms_swift import FINE_TUNING, GENERATED, MS_SWIFT
 from meshwright.frameworks.start_checks.trainer import CHOICES, TRAINER, TRAINER_CHOICES
-from meshwright.frameworks.start_checks.trl import CONVERSATIONS, METHODS, SCRIPTS, SFT_KEYS, TRL
+from meshwright.frameworks.start_checks.trl import CONVERSATIONS, GENERATES, GROUPS, METHODS, SCRIPTS, SFT_KEYS, TRL
 from meshwright.frameworks.start_checks.types import StartCheck, Table
 
 SHARED = (*TRAINER.defaults, "bf16")  # keys of the Trainer's checks whose defaults a program may replace
@@ -37,6 +37,8 @@ def tables_of(name: str, keys: Collection[str], subcommand: str = "") -> tuple[T
     """Return the tables of a front end's command or YAML file; the first of all is that of supervised fine-tuning."""
     first, *others = TABLES[name]
     is_open = name == "trl" and not subcommand and not {*SFT_KEYS} & {*keys}  # a YAML file for any of TRL's trainings
+    if is_open and GENERATES in keys:  # a YAML file of GRPO or RLOO
+        others.append(GROUPS)
     if not is_open and subcommand in ("", "sft", "pt", "train"):
         return first, *((FINE_TUNING,) if (name, subcommand) == ("ms-swift", "sft") else ()), *others
     own = {"trl": METHODS, "ms-swift": {"rlhf": GENERATED}}.get(name, {}).get(subcommand)

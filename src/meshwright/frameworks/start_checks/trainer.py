@@ -94,6 +94,19 @@ def _fraction(key: str) -> StartCheck:
     )
 
 
+def _at_least_one(key: str) -> StartCheck:
+    def broken(given: Given) -> bool:
+        number = given.number(key) if given.is_stated(key) else None
+        return number is not None and number < 1
+
+    return StartCheck(key, broken, f"{{{key}}} must be at least 1", {key: 1}, TRAINER_PLACE)
+
+
+def _no_share(given: Given) -> bool:
+    number = given.number("warmup_ratio") if given.is_stated("warmup_ratio") else None
+    return number is not None and not 0 <= number <= 1
+
+
 REPORTERS = ("all", "none", "azure_ml", "comet_ml", "mlflow", "neptune", "tensorboard", "trackio", "wandb",
     "codecarbon", "clearml", "dagshub", "flyte", "dvclive", "swanlab", "kubeflow")  # fmt: skip
 """Values of report_to: INTEGRATION_TO_CALLBACK of transformers."""
@@ -188,6 +201,9 @@ TRAINER = Table(
             "{save_strategy}", _same_strategy, PLACE),
         StartCheck("save_steps", _differing_steps,
             "{load_best_model_at_end} needs {save_steps} to be a multiple of {eval_steps}", _multiple_below, PLACE),
+        StartCheck("warmup_ratio", _no_share, "{warmup_ratio} is no share of the steps: it is between 0 and 1",
+            {"warmup_ratio": 0.03}, PLACE),
+        *(_at_least_one(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")),
         *(_fraction(key) for key in ("logging_steps", "eval_steps", "save_steps")),
         StartCheck("logging_steps",
             lambda given: given.text("logging_strategy") == "steps" and given.number("logging_steps") == 0,

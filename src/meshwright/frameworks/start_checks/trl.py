@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from meshwright import file_access
@@ -11,6 +12,7 @@ from meshwright.frameworks.start_checks.groups import group_checks
 from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, flash_in_fp32
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
 from meshwright.frameworks.trl_rows import rows_of
+from meshwright.similar import misspelled
 
 PLACE = "trl/trainer/sft_trainer.py: SFTTrainer.__init__"
 PACKING = "trl/trainer/sft_trainer.py: SFTTrainer._prepare_dataset"
@@ -21,6 +23,9 @@ SFT_KEYS = ("packing", "packing_strategy", "eval_packing", "dataset_text_field",
     "completion_only_loss", "chat_template_path", "dataset_kwargs")  # fmt: skip
 """Arguments that only TRL's SFTConfig has."""
 DATA_FILES = re.compile(r"datasets\[\d+\]\.data_files(\[0\])?")
+TORCH_DTYPES = ("dtype", "torch_dtype")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+SHORT_DTYPES = ("bf16", "fp16", "fp32", "half", "float")  # programs of others have names of their own
 CHANGES_ROWS = re.compile(r"\.(map|rename_columns?|add_column|from_list|from_dict|from_generator)\(")
 SHARE = re.compile(r"datasets\[(\d+)\]\.(\w+)")
 
@@ -92,6 +97,20 @@ def _streams(given: Given) -> bool:
     return given.is_on("streaming" if _has_mixture(given) else "dataset_streaming")
 
 
+def _near_dtype(given: Given, key: str) -> str:
+    """Return the dtype that a misspelled one means; else empty."""
+    name = given.text(key).removeprefix("torch.")
+    return next(iter(misspelled(name, DTYPES)), "") if name not in (*DTYPES, *SHORT_DTYPES) else ""
+
+
+def _misspells_dtype(given: Given, key: str) -> bool:
+    return given.is_stated(key) and bool(_near_dtype(given, key))
+
+
+def _dtype(given: Given, key: str) -> Changes:
+    return {key: _near_dtype(given, key)}
+
+
 def _both(first: str, second: str, place: str) -> StartCheck:
     return StartCheck(first, together(first, second), f"{{{first}}} and {{{second}}} exclude each other",
         {second: None}, place)  # fmt: skip
@@ -113,6 +132,11 @@ SCRIPTS = Table(
         StartCheck("max_steps", lambda given: _streams(given) and (given.number("max_steps") or -1) <= 0,
             "a streamed dataset has no length: max_steps must be set", {"max_steps": 1000},
             "transformers/trainer.py: Trainer.__init__"),
+        *(
+            StartCheck(key, partial(_misspells_dtype, key=key), f"{{{key}}} is no dtype of torch",
+                partial(_dtype, key=key), "trl/scripts/sft.py: main")
+            for key in TORCH_DTYPES
+        ),
         StartCheck("load_in_8bit", together("load_in_4bit", "load_in_8bit"),
             "{load_in_4bit} and {load_in_8bit} exclude each other", {"load_in_8bit": False},
             "trl/trainer/model_config.py: ModelConfig.__post_init__"),
@@ -196,13 +220,15 @@ DPO = Table(
 )  # fmt: skip
 
 
+BATCHES = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 1}
+
+
 def _generates(title: str, module: str) -> Table:
     """Return the checks of a config whose trainer generates answers."""
     place = f"trl/trainer/{module}.py: {title}Config.__post_init__"
     return Table(
         f"TRL's {title}Config",
-        {"num_generations": 8 if title == "GRPO" else 2, "vllm_importance_sampling_clip_max": 3.0,
-            "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 1},
+        {"num_generations": 8 if title == "GRPO" else 2, "vllm_importance_sampling_clip_max": 3.0, **BATCHES},
         (
             StartCheck("auto_find_batch_size", lambda given: given.is_on("auto_find_batch_size"),
                 "{auto_find_batch_size}: a smaller batch would split the answers of a prompt",
@@ -222,5 +248,8 @@ def _generates(title: str, module: str) -> Table:
     )  # fmt: skip
 
 
+GENERATES = "num_generations"
+GROUPS = Table("TRL's trainer", BATCHES, group_checks("trl/trainer/grpo_config.py: GRPOConfig.__post_init__"))
+"""Checks of a YAML file for any trainer that generates answers."""
 METHODS = {"dpo": DPO, "grpo": _generates("GRPO", "grpo_config"), "rloo": _generates("RLOO", "rloo_config")}
 """Checks of the other trainings that the command has."""
