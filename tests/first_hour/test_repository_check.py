@@ -285,6 +285,33 @@ def test_megatron_gets_the_nearest_batch_rather_than_another_layout(meshwright: 
     assert found["repair"]["contract"] is True
 
 
+UNEVEN = """[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+local_batch_size = 8
+{length} = 8192
+{batch}
+
+[parallelism]
+tensor_parallel_degree = 3
+
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_a_batch_that_follows_ranks_that_cannot_start_is_not_kept(meshwright: Any) -> None:
+    def repair(length: str, batch: str = "") -> set[str]:
+        Path("titan.toml").write_text(UNEVEN.format(length=length, batch=batch))
+        return {*meshwright("check", "titan.toml", "--gpus", "2x8xH200", "--json").json["repair"]["overrides"]}
+
+    even = {"parallelism.tensor_parallel_degree = 2"}
+    assert repair("sequence_length") == even | {"training.seq_len = 8192", "without training.sequence_length"}
+    assert repair("seq_len", "global_batch_size = 40") == even | {"training.local_batch_size = 1"}
+
+
 AUTO = """{"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "train_batch_size": "auto",
 "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
 "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}

@@ -45,6 +45,7 @@ from meshwright.planner import as_overrides, case_of, find_repair_of_file
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.replacements import WarmupShare
 from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 from meshwright.rules import SEVERITIES, Finding
@@ -166,7 +167,8 @@ def _our_repair(imported: ImportedRecipe, gpus: str | None) -> tuple[str, ...]:
     """Return the smallest change that leaves no error of our rules, in the framework's keys; empty if none is found."""
     _, candidates = clusters_for(imported, gpus)
     case = next(_cases(imported, candidates), None)
-    change = {} if case is None else find_repair_of_file(case)
+    stated = GLOBAL_BATCH in imported.typed or GLOBAL_BATCH in imported.mapped.source_keys
+    change = {} if case is None else find_repair_of_file(case, follows_ranks=not stated)
     return _their_fix(imported, case.recipe, as_overrides(change)) if case is not None and change else ()
 
 
@@ -453,7 +455,7 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
     differing |= dict.fromkeys(removed_keys(imported, touched, after)) | _kept_batch(imported, recipe, changed)
-    instead = replaced_keys(imported)
+    instead = replaced_keys(imported) | _derived_keys(imported)
     differing = {key: value for key, value in differing.items() if key not in instead}
     differing = _without_stated_with(differing, imported.parsed.stated_with)
     stated = in_file_units(framework.key_map, differing, imported.parsed.settings, changed)
@@ -467,6 +469,13 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
         *framework.derived_fields,
     }
     return () if lost else tuple(formatted)
+
+
+def _derived_keys(imported: ImportedRecipe) -> set[str]:
+    """Return the keys that a file does not have, of fields that follow from its others; its version may have no key."""
+    follows = imported.parsed.field_values.keys() & {*imported.framework.derived_fields}
+    keys = config_keys(imported.framework.key_map).items()
+    return {key for key, one in keys if one.field in follows and key not in imported.parsed.settings}
 
 
 def _kept_batch(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> dict[str, Any]:

@@ -203,9 +203,13 @@ def _resolves(finding: Finding, errors: Sequence[Finding], after: Sequence[Findi
 
 
 def _joined(parts: Sequence[Part], more: Sequence[Part]) -> list[Part]:
-    """Return both lists of settings; a later value of a key replaces an earlier one."""
+    """Return both lists of settings; a later value of a key replaces an earlier one.
+
+    A key that takes the place of another one still does with a later value.
+    """
     found = {_key(text): (finding, text) for finding, text in parts}
-    return list((found | {_key(text): (finding, text) for finding, text in more}).values())
+    renames = {key: finding for key, (finding, _) in found.items() if finding.rule.startswith(REPLACED)}
+    return list((found | {_key(text): (renames.get(_key(text), one), text) for one, text in more}).values())
 
 
 def _key(text: str) -> str:

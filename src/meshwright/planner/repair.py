@@ -74,13 +74,16 @@ def _total_memory(case: Case) -> float:
     return float(costs.estimate(case).memory.total)
 
 
-def find_repair_of_file(case: Case) -> Change:
+def find_repair_of_file(case: Case, follows_ranks: bool = False) -> Change:
     """Return the repair of a file, whose author chose layout and batch together.
 
     If its ranks cannot split the batch, a smaller micro batch or a batch next to it is taken where that leaves more of
-    the layout as it is: 128 sequences instead of 130, rather than other parallelism for 130.
+    the layout as it is: 128 sequences instead of 130, rather than other parallelism for 130. A batch that the file does
+    not name follows the data-parallel ranks (`follows_ranks`): it is kept only if there is a number of them.
     """
     change = find_repair(case)
+    if change and follows_ranks and (one := _repair_of_ranks(case)):
+        return one
     if not change or int(case.global_batch_size) % max(int(case.dp * case.micro_batch_size), 1) == 0:
         return change
     found = [change]
@@ -89,6 +92,28 @@ def find_repair_of_file(case: Case) -> Change:
         rest = find_repair(corrected)
         found += [{**first, **rest}] if rest or not has_errors(corrected) else []
     return min(found, key=lambda one: sum(name in COUNTED for name in one) + _new_axes(case, one))
+
+
+def _repair_of_ranks(case: Case) -> Change:
+    """Return the repair that changes one degree to the next that divides the GPUs, with the batch of its ranks.
+
+    It is empty if the GPUs are divisible, or no such degree leaves no error.
+    """
+    per_model, world = int(case.tp * case.pp * case.cp), int(case.world)
+    if world % per_model == 0:
+        return {}
+    near = [
+        max(one for one in divisors(world) if one < per_model),
+        *(one for one in divisors(world) if one > per_model),
+    ]
+    changes: list[Change] = []
+    for size in near[:2]:
+        batch = int(case.global_batch_size) // int(case.dp) * (world // size)
+        for name in ("tp", "pp", "cp"):
+            degree, rest = divmod(size * int(getattr(case, name)), per_model)
+            changes += [{name: degree, "global_batch_size": batch}] if degree and not rest else []
+    works = _without_errors(case, changes)
+    return works[int(np.argmin(_token_times(case, works)))] if works else {}
 
 
 def _near_batches(case: Case) -> Iterator[Change]:
