@@ -106,6 +106,8 @@ FILES = (
     ),
     Case("valid replicas", replaced(DENSE, ("replicate_degree = 1", "replicate_degree = 2")), gpus=ON),
     Case("unknown key", replaced(DENSE, ("seq_len = 8192", "seq_length = 8192")), [("key.unknown", 23)], ON),
+    Case("no validation steps", DENSE + "\n[validation]\nsteps = 0\n", [("torchtitan.validation-steps", 51)], ON),
+    Case("valid, all validation steps", DENSE + "\n[validation]\nsteps = -1\n", gpus=ON),
     Case("unknown section", DENSE + "\n[trainer]\nfast = true\n", [("key.unknown", 51)], ON),
     Case("removed key", replaced(DENSE, ("seq_len", "compile = true\nseq_len")), [("key.removed", 23)], ON),
     Case(

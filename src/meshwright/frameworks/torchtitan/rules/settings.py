@@ -36,6 +36,7 @@ from meshwright.recipes.values import NUMBER, bare_type
 MIN_FLOAT8_CAPABILITY = 8.9
 """The first CUDA compute capability with float8."""
 MANY_STEPS = 10_000  # of a training, not of a test
+VALIDATION_STEPS = ("validation.steps", "validator.steps")
 RARE_PROFILES = 100  # steps between traces that cost little
 
 
@@ -390,6 +391,13 @@ def _memory_estimation(ctx: RuleContext) -> Problem | None:
     return Problem(f"torchtitan's memory estimation supports FSDP and HSDP only, not {', '.join(used)}", key=key)
 
 
+def _no_validation_steps(ctx: RuleContext) -> Iterator[Problem]:
+    for key in VALIDATION_STEPS:
+        value = ctx.get(key)
+        if isinstance(value, int) and value < 1 and value != -1:
+            yield Problem(f"{key}={value} must be above 0, or -1", (ctx.framework.format_setting(key, -1),), key=key)
+
+
 RULES = (
     rule("model-name", "error", (NAME, FLAVOR), _unknown_model, symptom="KeyError, or an error that lists the models",
         cause="models are looked up by name and flavor"),
@@ -457,6 +465,9 @@ RULES = (
     rule("text-value", "error", (), _text_values,
         symptom="a UserWarning of tyro, then TypeError at the first use; a boolean is on whatever it says",
         cause="values of a TOML file become fields of the config without conversion"),
+    rule("validation-steps", "error", VALIDATION_STEPS, _no_validation_steps,
+        symptom="AssertionError: validation steps must be positive or -1",
+        cause="a validation has at least one step, and -1 means the whole dataset"),
     rule("estimate", "warning", ("memory_estimation.enable",), _memory_estimation,
         symptom="the estimation fails or describes another layout", cause="the estimator tracks FSDP only"),
 )  # fmt: skip
