@@ -134,9 +134,12 @@ cfg.model.tensor_model_parallel_size = args.tp
 cfg.model.seq_length = args.length
 pretrain(cfg)
 """
-    found = errors(text, tmp_path, "train.py")
-    assert "heads.attention" in found
-    assert "value.invalid" not in found
+    for start in ("args = parser.parse_args()", "args, rest = parse()"):  # of a function in the file
+        helper = "def parse():\n    args, rest = parser.parse_known_args()\n    return args, rest\n"
+        changed = text.replace("args = parser.parse_args()", f"{helper if 'rest' in start else ''}{start}")
+        found = errors(changed, tmp_path, "train.py")
+        assert "heads.attention" in found
+        assert "value.invalid" not in found
 
 
 def test_configs_of_other_modules_are_no_unknown_recipes(tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ class _Reader:
             self.assign(target, one, reason)
 
     def bind(self, name: str, value: ast.expr, reason: str) -> None:
-        """Bind a name to a config, a section of one, or a constant."""
+        """Bind a name to a config, a section of one, or a constant; parsed arguments are none of them."""
+        if name in self.parsed:
+            return
         called = self.called(value)
         section = self.section(value)
         self.aliases.pop(name, None)
