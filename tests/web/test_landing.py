@@ -26,6 +26,7 @@ def test_the_first_page_has_an_answer_and_every_chip_another(client: Any, cli: A
     for changed in ({"model": "llama3-70b"}, {"gpus": "8xH200"}, {"gpus": "64xH100"}):
         linked = _linked(page, **changed)
         assert linked == [quick_choices.DEFAULT | changed]
+    assert "ask with --engine" not in page.text, "a framework's own plan is a button, beside its files"
 
 
 def test_chips_keep_what_was_typed_and_the_current_one_is_marked(client: Any) -> None:
@@ -115,12 +116,6 @@ def test_wrong_input_has_fixes_to_click(
     assert {**query, **fixed, "goal": "sft"} in _linked(page)
 
 
-def test_a_framework_without_this_plan_offers_its_own(client: Any) -> None:
-    page = read(client, "/", {"model": "llama3-8b", "gpus": "8xH100", "goal": "pretrain"})
-    assert _linked(page, engine="megatron")
-    assert "ask with --engine" not in page.text
-
-
 @pytest.mark.parametrize(
     ("kind", "typed", "expected"),
     [
@@ -135,3 +130,20 @@ def test_a_framework_without_this_plan_offers_its_own(client: Any) -> None:
 )
 def test_names_complete_as_people_type_them(client: Any, kind: str, typed: str, expected: str) -> None:
     assert f'value="{expected}"' in client.get(f"/complete/{kind}", params={"typed": typed}).text
+
+
+@pytest.mark.parametrize(
+    ("to", "engine", "words"),
+    [
+        ("megatron-lm", "megatron", "Megatron-LM cannot run this layout"),  # the rules of Megatron reject it
+        ("megatron-bridge", "megatron", "Megatron-Bridge cannot run this layout"),
+        ("torchtitan", "", "do not cover fine-tuning"),  # no layout would help
+        ("meshwright", "", "llama3_8b_sft_config.toml"),
+    ],
+)
+def test_a_framework_that_cannot_run_the_layout_offers_its_own_plan(
+    client: Any, to: str, engine: str, words: str
+) -> None:
+    page = Page(client.get("/ask/commands", params={**quick_choices.DEFAULT, "to": to}).text)
+    assert words in page.text
+    assert _linked(page, engine=engine) == ([quick_choices.DEFAULT | {"engine": engine}] if engine else [])

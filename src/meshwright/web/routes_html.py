@@ -163,10 +163,7 @@ def _recommended(plan: Answer, form: FormFields) -> dict[str, Any]:
         "counts": presenters.counted(plan["findings"]),
         "cli": presenters.command("recommend", requests.Recommend, {**form, "model": CONFIG if own else form["model"]}),
         "permalink": presenters.query(form),
-        "linked": linked,
         "try_with": (lambda overrides: presenters.with_override(form, overrides)) if linked else None,
-        "for_engine": lambda engine: presenters.query({**form, "engine": engine}),
-        "engine_of": {name: api.engine_of(name) for name in presenters.FRAMEWORKS},
         "would_fit": quick_choices.would_fit(plan, form),
         "explore": _query(EXPLORE, {**form, "target": form["model"], "model": ""}),
         "compare": _query(("model", "gpus", "goal", "seq", "overrides"), form),
@@ -190,7 +187,17 @@ async def commands(request: Request) -> HTMLResponse:
     """Show the plan as one framework's files and command."""
     form = await form_fields(request, (*ASK, "to"))
     written, error = await ask_form(request, "write", form)
-    return await page(request, "commands.html", written=written, error=error, to=form["to"])
+    refused = str(error["field"]).startswith("layout.") if error else not written["ok"]
+    sized = _sized_for(form) if refused else ""
+    return await page(request, "commands.html", written=written, error=error, to=form["to"], sized=sized)
+
+
+def _sized_for(form: FormFields) -> str:
+    """Return the query of the plan that a framework's engine runs; empty for the engine that is asked about."""
+    asked = {name: form[name] for name in ASK}
+    engine = api.engine_of(form["to"])
+    is_other = engine != (form["engine"] or api.ENGINES[0])
+    return presenters.query({**asked, "engine": engine}) if is_other and presenters.linkable(asked) else ""
 
 
 @router.api_route("/explore", methods=["GET", "POST"])
