@@ -26,21 +26,24 @@ REASONS = (
 
 
 def cut_findings(content: Content) -> Iterator[Finding]:
-    """Yield the places where a command ends though its flags continue."""
+    """Yield the places where a command ends though its flags continue.
+
+    Flags that follow no command are a file of arguments, whose lines are not continued.
+    """
     lines = content.text.splitlines()
     for cut in () if content.script is None else content.script.cut:
-        yield _finding(cut, lines)
+        if cut.before:
+            yield _finding(cut, lines)
 
 
 def _finding(cut: CutCommand, lines: list[str]) -> Finding:
     line = cut.line - 1
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     reason = next(why for pattern, why in REASONS if pattern.fullmatch(text))
-    named = f" of line {cut.before}" if cut.before else ""
     does = "is" if len(cut.flags) == 1 else "are"
     message = (
-        f"line {line} ends the command{named}: {reason}; {some(cut.flags, 3)} {does} not passed to it, and bash "
-        f"reports {cut.flags[0]}: command not found"
+        f"line {line} ends the command of line {cut.before}: {reason}; {some(cut.flags, 3)} {does} not passed to it, "
+        f"and bash reports {cut.flags[0]}: command not found"
     )
     is_apart = reason in (EMPTY, COMMENT)
     remedy = f"remove line {line}, or move it above the command"
