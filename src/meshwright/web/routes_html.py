@@ -466,7 +466,7 @@ async def recipe_text(request: Request, name: str) -> HTMLResponse:
     form = await form_fields(request, ("format", "to"))
     if form["to"]:
         written, error = await ask(request, "export", {"target": name, "to": form["to"]})
-        return await page(request, "commands.html", written=written, error=error, to=form["to"])
+        return await page(request, "commands.html", written=written, error=error, to=form["to"], sized="")
     found, error = await ask(request, "recipe", {"name": name, "format": form["format"] or "toml"})
     files = {} if not found else {f"{name}.{ENDINGS[found['format']]}": found["text"]}
     return await page(request, "files.html", files=files, error=error)

@@ -97,6 +97,7 @@ def test_a_search_of_seconds_shows_how_far_it_is(watched: Any) -> None:
         (EXPLORE, "[aria-label='Table of what was left out']"),
         (EXPLORE, ".scroll:has(> #layouts-table)"),
         ("/compare?model=llama3-8b&gpus=8xH100&goal=sft", "[aria-label='Table of engines']"),
+        ("/rules?query=moe", "[aria-label=Rules]"),
     ],
 )
 def test_on_a_phone_no_column_of_sentences_or_buttons_is_cut(watched: Any, path: str, table: str) -> None:
