@@ -538,3 +538,30 @@ def test_yaml_of_a_trainer_that_generates_and_misspelled_dtypes(tmp_path: Path) 
     assert findings(written(path, f"{config}num_generations: 131\n")) == ["value.invalid"]
     assert findings(written(path, f"{config}torch_dtype: bfloat61\n")) == ["value.invalid"]
     assert findings(written(path, f"{config}torch_dtype: bfloat16\n")) == []
+
+
+def test_a_program_that_trains_behind_a_switch_is_read(tmp_path: Path) -> None:
+    program = """import argparse
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--train", action="store_true")
+options = parser.parse_args()
+if options.train:
+    args = TrainingArguments(output_dir="out", optim="adamw_8bits")
+    Trainer(model=AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B"), args=args, train_dataset=data).train()
+"""
+    assert findings(written(tmp_path / "a.py", program)) == ["accelerate.argument-refused"]
+
+
+def test_the_launcher_of_deepspeed_needs_no_config(tmp_path: Path) -> None:
+    run = "deepspeed --num_gpus 4 src/train.py --output_dir o --per_device_train_batch_size 2 --bf16 --fp16\n"
+    assert "value.invalid" in findings(written(tmp_path / "run.sh", run))
+
+
+def test_sharegpt_with_the_template_that_older_releases_read_is_a_warning(tmp_path: Path) -> None:
+    config = "base_model: Qwen/Qwen3-8B\nlearning_rate: 1e-5\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\n"
+    config += "sequence_len: 2048\ndatasets:\n  - path: d/d\n"
+    assert "value.invalid" in findings(written(tmp_path / "a.yml", f"{config}    type: sharegpt\n"))
+    path = written(tmp_path / "a.yml", f"{config}    type: sharegpt\n    conversation: chatml\n")
+    assert findings(path) == []
+    assert "value.invalid" in findings(path, "warning")

@@ -66,7 +66,7 @@ LOADERS = {"torchtitan": ("torchtitan/config_manager.py", "torchtitan/config/man
 IGNORED = "this checkout ignores keys that it does not define"
 _BUILDS = re.compile(r"\btype\(k\.title\(\)|def _dict_to_dataclass\b")  # sections of a config file
 _REJECTS = re.compile(r"\binvalid_fields\b|\bunknown_(?:keys|fields)\b")
-_ABSENT_VALUE = re.compile(r": allowed: |does not exist|\bhas no\b")
+_ABSENT_VALUE = re.compile(r": allowed: |: was removed: |does not exist|\bhas no\b")
 _MISSPELLED = re.compile(r"did you mean|it is written")
 
 

@@ -180,7 +180,9 @@ def _stated_arguments(read: _ProgramRead) -> dict[str, SourcedValue]:
             found[name] = setting
 
     unused = {} if WRITTEN in content.text else _unused_adapters(tree)
-    untaken = untaken_calls(tree, program)
+    untaken: Mapping[ast.Call, Test] = untaken_calls(tree, program)
+    if given is None:
+        untaken = _when_it_trains(tree, untaken)
     for call, name in _calls(tree):
         if call in untaken:
             for word in call.keywords if name == QUANTIZED else ():
@@ -246,6 +248,15 @@ def _stated_arguments(read: _ProgramRead) -> dict[str, SourcedValue]:
         if WRITTEN in content.text:
             found[PLAIN_TEXT] = SourcedValue(True, line, content.path)
     return found
+
+
+def _when_it_trains(tree: ast.Module, untaken: Mapping[ast.Call, Test]) -> Mapping[ast.Call, Test]:
+    """Return the calls that a program does not make if it trains, which only a switch such as --train starts."""
+    trains = [call for call, name in _calls(tree) if name in TRAINERS]
+    if not trains or any(call not in untaken for call in trains):
+        return untaken
+    tests = {untaken[call].text for call in trains}
+    return {call: test for call, test in untaken.items() if test.text not in tests}
 
 
 def _off(value: Any, node: ast.expr, test: Test, content: Content) -> SourcedValue:

@@ -79,7 +79,7 @@ from meshwright.rules.rule import Finding
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
-LAUNCHERS = ("torchrun", "python", "srun")  # that pass no config of Accelerate
+LAUNCHERS = ("torchrun", "python", "srun", "deepspeed")  # that pass no config of Accelerate
 DOUBLE = "accelerate.double-checkpointing"
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
 PROGRAM_READ = (
@@ -303,7 +303,7 @@ def _written_config(own: Content | None, launch: LaunchCommand) -> dict[str, Sou
 
 
 def _trainer_launch(content: Content) -> LaunchCommand | None:
-    """Return the command that starts a program of the Trainer without a config: torchrun, python or srun alone."""
+    """Return the command that starts a program of the Trainer without a config of DeepSpeed or Accelerate."""
     for launch in content.launches:
         arguments = parse_arguments(launch.args)
         own = launch.launcher in LAUNCHERS and not any(name.startswith("deepspeed") for name in arguments)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.frameworks.front_ends import older_keys
-from meshwright.frameworks.front_ends.near_values import axolotl_dataset_types, axolotl_template_findings, swift_refused
+from meshwright.frameworks.front_ends.near_values import axolotl_data_findings, axolotl_dataset_types, swift_refused
 from meshwright.frameworks.front_ends.older_keys import Removed
 from meshwright.frameworks.front_ends.sharding import AXOLOTL, LLAMA_FACTORY, LLAMA_FACTORY_V1, MS_SWIFT, TRL, Configs
 from meshwright.frameworks.front_ends.templates import template_findings
@@ -245,7 +245,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         warmup=WarmupShare(0.03, most=100, rounds_down=True),  # core/builders/base.py: min(int(0.03 * steps), 100)
         weights=axolotl_weights,
         keeps_dtype_in_fsdp2=True,  # monkeypatch/accelerate/fsdp2.py replaces fsdp2_prepare_model, without the cast
-        own_findings=axolotl_template_findings,
+        own_findings=axolotl_data_findings,
         sharding={"axolotl": AXOLOTL},
         removed={"axolotl": older_keys.AXOLOTL},
     ),

@@ -56,6 +56,8 @@ SHAREGPT_NOW = (
     "rows with conversations of from and value are read with field_messages: conversations and "
     "message_property_mappings: {role: from, content: value}"
 )
+CONVERSATION = "conversation"  # the template of a sharegpt dataset, which only releases before 0.5 read
+_CONVERSATION_KEY = re.compile(rf"(?:test_)?datasets\[\d+\]\.{CONVERSATION}")
 _TYPE_KEY = re.compile(r"(test_)?datasets\[\d+\]\.type")
 
 
@@ -70,10 +72,13 @@ def swift_refused(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def axolotl_dataset_types(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield types of datasets that Axolotl has removed, or that are a misspelled one of its own."""
+    is_older = any(values[key] for key in values if _CONVERSATION_KEY.fullmatch(key))
     for key in filter(_TYPE_KEY.fullmatch, values):
         value = values[key]
         name = re.split(r"[.:]", value, maxsplit=1)[0] if isinstance(value, str) else ""
         if name.startswith(SHAREGPT):
+            if is_older:
+                continue
             yield key, f"Axolotl 0.5 and newer refuse to start with it; {SHAREGPT_NOW}", "chat_template"
             continue
         yield from _misspelled(key, name or None, AXOLOTL_TYPES, "Axolotl has no such type of dataset")
@@ -85,7 +90,23 @@ def _misspelled(key: str, value: Any, known: tuple[str, ...], reason: str) -> It
         yield key, f"{reason}; did you mean {near[0]}?", near[0]
 
 
-def axolotl_template_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:
+def axolotl_data_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:
+    """Yield chat templates that Axolotl does not have, and datasets that only its older releases read."""
+    yield from _template_findings(settings)
+    older = next((one for key, one in settings.items() if _CONVERSATION_KEY.fullmatch(key) and one.value), None)
+    for key, setting in settings.items():
+        if not _TYPE_KEY.fullmatch(key) or setting.unresolved or not str(setting.value).startswith(SHAREGPT):
+            continue
+        if older is not None:
+            message = (
+                f"{key}: {setting.value} with {CONVERSATION}: {older.value}: Axolotl 0.5 and newer refuse to start "
+                f"with it; older versions accept it; {SHAREGPT_NOW}"
+            )
+            fix = (f"{key}: chat_template",)
+            yield Finding("value.invalid", "warning", key, message, fix, setting.file, setting.line)
+
+
+def _template_findings(settings: Settings) -> Iterator[Finding]:
     """Yield chat templates that Axolotl does not have; those of a dataset only if its type is a chat template."""
     for key, setting in settings.items():
         found = _TEMPLATE_KEY.fullmatch(key)
