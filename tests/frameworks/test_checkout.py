@@ -198,7 +198,7 @@ def test_a_key_of_the_checkout_that_selects_its_data_needs_no_dataset(
     own = Path("torchtitan/config_manager.py")
     own.write_text(f"{own.read_text()}parser.add_argument('--training.dataloader', type=str)\n")
     Path("examples/b.toml").write_text(text)
-    checkout._names.cache_clear()
+    checkout.names_of.cache_clear()
     assert errors(check("examples/b.toml")) == set()
 
 
@@ -222,3 +222,76 @@ def test_values_that_fail_together_are_errors_in_a_checkout(tmp_path: Path, monk
     assert errors(checked(AXOLOTL, "a.yml", source, tmp_path, monkeypatch)) == {("value.invalid", "optimizer")}
     (tmp_path / "examples" / "b.yml").write_text(AXOLOTL.replace("adamw_bnb_8bit", "newton"))
     assert not errors(check("examples/b.yml"))
+
+
+OWN_MODEL = {
+    "torchtitan/train.py": "",
+    "torchtitan/models/rnn.py": 'register_train_spec(TrainSpec(name="rnn_vl"))\nSIZES = {"tiny": 1, "large": 2}\n',
+    "torchtitan/args.py": "class Args:\n    prefetch_depth: int = 2\n",
+}
+OWN_TITAN = """
+[model]
+name = "rnn_vl"
+flavor = "large"
+[job]
+custom_config_module = "torchtitan.args"
+[training]
+local_batch_size = 2
+seq_len = 2048
+prefetch_depth = 3
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "rule"),
+    [
+        ("rnn_vl", "rnn_vll", "torchtitan.model-name"),
+        ("large", "lagre", "torchtitan.model-name"),
+        ("local_batch_size", "local_batch_sise", ""),  # a letter replaced: perhaps another key of the module
+        ("local_batch_size", "local_bacth_size", "key.unknown"),
+        ("[training]", "[trianing]", "key.unknown"),
+        ("degree = -1", "degree = 0", "value.invalid"),
+        ("seq_len = 2048", "seq_len = 0", "value.invalid"),
+    ],
+)
+def test_slips_in_a_file_of_a_fork_with_models_and_keys_of_its_own(
+    right: str, wrong: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert errors(checked(OWN_TITAN, "a.toml", OWN_MODEL, tmp_path, monkeypatch)) == set()
+    Path("examples/b.toml").write_text(OWN_TITAN.replace(right, wrong))
+    Path("torchtitan/numbers.py").write_text('ZERO = "0"\n')  # a text of the source is no reason to accept a number
+    checkout.names_of.cache_clear()
+    assert {one for one, _ in errors(check("examples/b.toml"))} == ({rule} if rule else set())
+
+
+REGISTRY = """from torchtitan.fault_tolerance import SteadyTrainer
+from . import model_registry
+
+
+def rnn_tiny() -> SteadyTrainer.Config:
+    return SteadyTrainer.Config(
+        model_spec=model_registry("tiny"),
+        lr_scheduler=Schedule.Config(warmup_steps=2),
+        metrics=Metrics.Config(log_freq=1),
+        training=TrainingConfig(local_batch_size=8, seq_len=2048, steps=10),
+    )
+"""
+
+
+def test_keywords_of_a_forks_config_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = "class Config:\n    warmup_steps: int = 2\n    log_freq: int = 1\n    local_batch_size: int = 8\n"
+    source = {"torchtitan/train.py": "", "torchtitan/parts.py": f"{fields}    seq_len: int = 1\n    steps: int = 1\n"}
+    assert errors(checked(REGISTRY, "config_registry.py", source, tmp_path, monkeypatch)) == set()
+    Path("examples/b.py").write_text(REGISTRY.replace("log_freq", "log_ferq").replace("warmup", "warump"))
+    assert errors(check("examples/b.py")) == {("key.unknown", "log_ferq"), ("key.unknown", "warump_steps")}
+
+
+def test_values_of_keys_by_the_names_of_a_checkouts_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = "".join(f'parser.add_argument("--training.{one}", type=int)\n' for one in ("batch_size", "warmup_steps"))
+    source = {"torchtitan/config_manager.py": f"{BUILDS}{flags}"}
+    text = TITAN.replace("local_batch_size = 1", "batch_size = 1\nwarmup_steps = 10")
+    assert errors(checked(text, "a.toml", source, tmp_path, monkeypatch)) == set()
+    Path("examples/b.toml").write_text(text.replace("batch_size = 1", "batch_size = -1"))
+    assert errors(check("examples/b.toml")) == {("value.invalid", "training.batch_size")}

@@ -523,6 +523,41 @@ def test_nested_calls_and_loops_are_read_up_to_a_limit() -> None:
             snippet.read(frameworks.content_of(SNIPPET + more, "train.py"))
 
 
+OTHER_OBJECTS = """import argparse
+from megatron.bridge.recipes.qwen import qwen3_8b_sft_config
+from megatron.core.transformer import TransformerConfig
+
+
+def options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seq-length", type=int, default=8192)
+    args, rest = parser.parse_known_args()
+    return args, rest
+
+
+def encoder():
+    cfg = TransformerConfig(num_layers=2)
+    cfg.deterministic_mode = True
+    return cfg
+
+
+def train(cfg):
+    args, rest = options()
+    cfg.model.seq_length = args.seq_length
+
+
+cfg = qwen3_8b_sft_config()
+train(cfg)
+"""
+
+
+def test_parsed_options_and_objects_of_other_classes_are_no_configs() -> None:
+    read = snippet.read(frameworks.content_of(OTHER_OBJECTS, "train.py")).settings
+    assert read["model.seq_length"].value == 8192
+    assert not read["model.seq_length"].unresolved
+    assert "deterministic_mode" not in read
+
+
 def test_runtime_values_are_unresolved() -> None:
     text = replaced(PRETRAIN, ("train.global_batch_size=512", "train.global_batch_size=$(nproc)"))
     result = check(text)

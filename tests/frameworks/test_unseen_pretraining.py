@@ -369,3 +369,23 @@ def test_experts_of_deepspeed_have_biases(tmp_path: Path) -> None:
     flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--tensor-model-parallel-size 8 --num-experts 8")
     flags += " --moe-expert-parallel-size 8 --no-pipeline-parallel --enable-expert-tensor-parallelism"
     assert "moe.expert-bias" not in found(deepspeed(tmp_path, flags))
+
+
+def test_a_split_without_training_samples(tmp_path: Path) -> None:
+    assert found(script(tmp_path, "--split 0,0,0")) == ["megatron-lm.empty-split"]
+    assert found(script(tmp_path, "--split 98,2,0")) == []
+
+
+def test_a_program_without_text_has_a_vocabulary_of_zero(tmp_path: Path) -> None:
+    flags = "--tokenizer-type NullTokenizer --vocab-size 0"
+    assert found(script(tmp_path, flags)) == []
+    assert found(script(tmp_path, flags.replace("0", "-5"))) == ["value.invalid"]
+
+
+def test_a_required_flag_that_only_the_scripts_arguments_may_have(tmp_path: Path) -> None:
+    text = f"{TRAIN.replace('PROGRAM', 'pretrain_gpt.py $@')}\n"
+    assert found(check(written(tmp_path, "a.sh", text)), "warning") == []
+    without = check(written(tmp_path, "b.sh", text.replace("--num-attention-heads 8", "")))
+    assert (found(without), found(without, "warning")) == ([], ["megatron-lm.missing"])
+    several = check(written(tmp_path, "c.sh", text.replace("--num-attention-heads 8", "$(sizes)")))
+    assert "megatron-lm.missing" not in found(several, "warning")

@@ -14,6 +14,7 @@ from meshwright.clusters import DEFAULT_GPU, Cluster, is_known
 from meshwright.errors import InputError
 from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys, with_arguments_changed
 from meshwright.frameworks.checkout import without_newer_names
+from meshwright.frameworks.checkout_names import misspelled_names
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
@@ -209,6 +210,7 @@ def _check(
         *_without_duplicates(imported, ours, theirs),
         *(_without_model(imported, recipe, candidates[0], theirs, known) if imported.model is None else ()),
     ]
+    findings += misspelled_names(framework, content, imported.parsed.settings, findings)
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
     findings = with_open_version(framework, content, imported.parsed.settings, findings)
     notes = [*newer, *launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)]

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from meshwright import file_access, similar
-from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.framework import Content, Framework, ParsedConfig
+from meshwright.frameworks.mapping import map_to_recipe
 from meshwright.frameworks.types import Settings
 from meshwright.recipes.key_maps import config_keys
 from meshwright.rules.rule import Finding
@@ -47,7 +48,7 @@ VALUES = (
     DATASET,
     "torchtitan.model-name",
 )
-OWN_DATA = "data"  # start of the name of a key that selects the data of a checkout
+OWN_DATA = re.compile(r"data(?!_parallel)")  # start of the name of a key that selects the data of a checkout
 PRESET = "torchtitan.preset"
 MODULES = ("models", "experiments")  # folders of torchtitan whose packages --module names
 MEMORY = "memory."  # start of the rules on what fits
@@ -89,17 +90,38 @@ def without_newer_names(
         return list(findings), []
     written = {**content.settings, **settings}  # a front end's settings are those of the Trainer
     newer = [one for one in findings if _is_defined(framework, root, written, one)]
-    if any(one.field.rpartition(".")[2].startswith(OWN_DATA) for one in newer):  # it names the loader, not a dataset
+    if any(OWN_DATA.match(one.field.rpartition(".")[2]) for one in newer):  # it names the loader, not a dataset
         newer += [one for one in findings if one.rule == DATASET and one not in newer]
     if not newer:
         return _without_effect(framework, root, findings), []
     names = ", ".join(dict.fromkeys(one.field for one in newer))
     note = f"not checked, as only the checkout {root} of {framework.title} defines it: {names}"
     kept = [one for one in findings if one not in newer]
+    kept += _older_values(framework, newer, written)
     if any(one.rule in REMOVED for one in newer):  # a batch or a layout may be set by a key that we do not read
         kept = [one for one in kept if not one.rule.startswith(MEMORY)]
         kept = [one for one in kept if not is_about_new_name(framework, newer, one)]
     return _without_effect(framework, root, kept), [note]
+
+
+def _older_values(framework: Framework, older: Sequence[Finding], settings: Settings) -> list[Finding]:
+    """Return the values that a key of the checkout's version cannot have, by the key that replaced it."""
+    keys = config_keys(framework.key_map)
+    rows = {one.field: row for one in older if one.rule in REMOVED and (row := keys.get(one.field)) is not None}
+    renamed = {
+        row.replacement: setting
+        for field, row in rows.items()
+        if row.replacement in keys and row.replacement not in settings and (setting := settings.get(field)) is not None
+    }
+    by_name = {row.replacement: field for field, row in rows.items()}
+    found = map_to_recipe(framework, ParsedConfig(settings=renamed)).findings if renamed else ()
+    return [
+        msgspec.structs.replace(
+            one, field=by_name[one.field], message=one.message.replace(one.field, by_name[one.field]), fix=()
+        )
+        for one in found
+        if one.rule == "value.invalid" and one.field in by_name
+    ]
 
 
 def _without_effect(framework: Framework, root: str, findings: Sequence[Finding]) -> list[Finding]:
@@ -108,7 +130,7 @@ def _without_effect(framework: Framework, root: str, findings: Sequence[Finding]
         return list(findings)
     return [
         msgspec.structs.replace(one, severity="warning", message=f"{one.message}; {IGNORED}")
-        if one.rule in KEYS and one.severity == "error" and not _is_misspelled(_names(framework.name, root), one)
+        if one.rule in KEYS and one.severity == "error" and not _is_misspelled(names_of(framework.name, root), one)
         else one
         for one in findings
     ]
@@ -150,13 +172,13 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     if finding.rule == "value.invalid" and not _ABSENT_VALUE.search(finding.message):
         return False  # the value exists, and fails beside others
     if finding.rule in VALUES:
-        found = _names(framework.name, root)
+        found = names_of(framework.name, root)
         listed = [str(one) for one in setting.value] if setting is not None and isinstance(setting.value, list) else []
         accepts = all(one in found.texts or one.rpartition(".")[2] in found.keys for one in listed or [value])
         return bool(value) and accepts
     if finding.rule not in KEYS:
         return False
-    names = _names(framework.name, root)
+    names = names_of(framework.name, root)
     if finding.rule == UNKNOWN_FLAG:
         return finding.field in names.flags
     section, dot, _ = finding.field.partition(".")
@@ -184,7 +206,7 @@ def checkout_root(name: str, folder: Path | None) -> str | None:
 
 
 @lru_cache(maxsize=8)
-def _names(name: str, root: str) -> Names:
+def names_of(name: str, root: str) -> Names:
     """Return the names that the source of a checkout defines."""
     keys: set[str] = set()
     texts: set[str] = set()

@@ -36,6 +36,7 @@ FOLDERS = {
 ASSUMED_VOCABULARY = "the vocabulary size depends on the tokenizer: assumed"  # start of a note
 DEFAULT_VOCABULARY = "--tokenizer-type is not set"  # start of a note on the vocabulary of the framework's default
 KEEP_ALL = 1_000_000  # checkpoint.keep of a framework that deletes none
+ALL_ARGUMENTS = ("$@", "$*")  # of a script, if they are unknown
 OTHER_TASK = re.compile(
     r"(?i)(^|[._-])(convert|preprocess|tokenize|eval|evaluate|evaluation|infer|inference|generate|generation|serve|server|"
     r"merge|export|download|predict|benchmark|score|demo|chat|lm_eval|estimate|estimation)([_.-]|$)"

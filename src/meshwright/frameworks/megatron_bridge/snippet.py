@@ -190,7 +190,7 @@ class _Reader:
         self.aliases.pop(name, None)
         if section is not None:
             self.aliases[name] = section
-        elif called in self.functions and isinstance(value, ast.Call):
+        elif called in self.functions and isinstance(value, ast.Call) and name not in self.parsed:
             self.configs[name] = self.enter(self.functions[called], value, reason)
         elif called in COMMON or (called.endswith("_config") and isinstance(value, ast.Call)):
             config = self.configs[name] = _Config()
@@ -205,6 +205,8 @@ class _Reader:
             self.configs[name] = _Config()
             self.fields(self.configs[name], "", value, reason)
         else:
+            if called[:1].isupper():  # an object of another class: its attributes are no settings
+                self.configs.pop(name, None)
             try:
                 config_of = called == "from_pretrained" and self.text(value)  # config = AutoConfig.from_pretrained(ID)
                 self.names[name] = (config_of or self.value(value)) if not reason else _fail()

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.frameworks.common import ALL_ARGUMENTS
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.key import ConfigKey
@@ -103,7 +104,8 @@ def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | No
         if not _is_flag(arg):
             at += 1
             if arg.unresolved:
-                settings[UNREAD_ARGS] = arg
+                if UNREAD_ARGS not in settings or str(arg.value) not in ALL_ARGUMENTS:
+                    settings[UNREAD_ARGS] = arg
             elif UNREAD_ARGS not in settings or settings[UNREAD_ARGS].line != arg.line:
                 findings.append(_stray(arg))
             continue

@@ -106,6 +106,8 @@ def split_settings(settings: Settings, own: ProgramFlags) -> tuple[Mapping[str, 
     known = config_keys(KEY_MAP)
     kept, findings = {}, []
     for key, setting in settings.items():
+        if key == "vocab_size" and str(setting.value) == "0":
+            continue  # of a program without text: NullTokenizer adds the only token
         if key in known or not flag_of(key).startswith("--") or key == UNREAD_ARGS:
             kept[key] = setting
         elif key in own.keys:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from meshwright.frameworks.common import ALL_ARGUMENTS
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
 from meshwright.frameworks.megatron_lm.arguments import (
@@ -13,12 +14,14 @@ from meshwright.frameworks.megatron_lm.arguments import (
     FROM_CHECKPOINT,
     HYBRID_SPEC,
     KEY_MAP,
+    UNREAD_ARGS,
     format_flag,
 )
 from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import DATA_LISTS
 
+SWEPT = ("micro_batch_size",)  # that users pass to a script
 ASSERTED = "AssertionError in argument validation"
 """What a user sees of a constraint that the argument parser asserts."""
 FROM_ELSEWHERE = ("use_checkpoint_args", "retro_project_dir")
@@ -34,8 +37,10 @@ REQUIRED = {
 
 
 def missing(ctx: RuleContext) -> Iterator[Problem]:
+    given = ctx.parsed.settings.get(UNREAD_ARGS)
+    open_to_user = given is not None and str(given.value) in ALL_ARGUMENTS
     if (
-        has_unread_args(ctx)
+        (has_unread_args(ctx) and not open_to_user)
         or any(map(ctx.is_set, FROM_ELSEWHERE))
         or not (ctx.is_set("num_layers") or ctx.is_set("hidden_size"))
     ):
@@ -44,15 +49,20 @@ def missing(ctx: RuleContext) -> Iterator[Problem]:
         if (
             ctx.is_set(key)
             or ctx.is_set(f"encoder_{key}")
-            or has_unread_args(ctx, key)
+            or key in ctx.parsed.possible_keys
             or (key == "micro_batch_size" and ctx.is_set("batch_size"))
             or (key == "num_layers" and ctx.is_set("hybrid_layer_pattern"))
         ):
             continue
         value = get_int(ctx, "seq_length") or default if key == "max_position_embeddings" else default
-        yield Problem(
-            f"{format_flag(key, True)} is required and has no default", (format_flag(key, value or "N"),), key=key
-        )
+        flag, fix = format_flag(key, True), (format_flag(key, value or "N"),)
+        if open_to_user and key in SWEPT:
+            continue
+        if open_to_user:
+            message = f"{flag} is required, has no default, and is not in the script: its arguments must have it"
+            yield Problem(message, fix, key=key, severity="warning")
+        else:
+            yield Problem(f"{flag} is required and has no default", fix, key=key)
 
 
 def no_initial_weights(ctx: RuleContext) -> Problem | None:
@@ -182,6 +192,13 @@ def warmup_too_long(ctx: RuleContext) -> Iterator[Problem]:
     if re.fullmatch(r"\d+(\.\d*)?", share) and float(share) >= 1:
         message = f"{format_flag('lr_warmup_fraction', share)} must be less than 1: it is a share of the decay"
         yield Problem(message, (format_flag("lr_warmup_fraction", 0.1),), key="lr_warmup_fraction")
+
+
+def empty_split(ctx: RuleContext) -> Problem | None:
+    shares = [float(one) for one in re.findall(r"\d+\.?\d*", get_text(ctx, "split"))]
+    if not shares or sum(shares) > 0:
+        return None
+    return Problem(f"--split {get_text(ctx, 'split')} leaves no sample for training", ("--split 99,1,0",), key="split")
 
 
 def no_save_interval(ctx: RuleContext) -> Problem | None:

@@ -79,6 +79,13 @@ RULES = (
         supersedes=("learning_rate.warmup-too-long", "learning_rate.decay-inside-warmup"),
     ),
     _rule(
+        "empty-split",
+        "split",
+        required_args.empty_split,
+        "AssertionError while the dataset is built",
+        "the shares of training, validation and test are divided by their sum",
+    ),
+    _rule(
         "save-without-interval",
         "save",
         required_args.save_without_interval,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.frameworks.common import OTHER_TASK, format_toml
+from meshwright.frameworks.common import ALL_ARGUMENTS, OTHER_TASK, format_toml
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.torchtitan.format_override import flag, flag_030, flag_main
 from meshwright.frameworks.torchtitan.python_config import config_functions
@@ -29,7 +29,6 @@ ASSIGNMENT = re.compile(r"\w+(\.\w+)+=")
 SETTING_FLAG = re.compile(r"--(job|model|training|parallelism|optimizer|lr_scheduler|checkpoint|compile|metrics)[.]")
 RECOMPUTE = re.compile(r"activation[-_]checkpoint:([\w-]+)")
 CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
-ALL_ARGUMENTS = ("$@", "$*")  # of the script, if they are unknown
 
 
 class Run(msgspec.Struct, frozen=True):

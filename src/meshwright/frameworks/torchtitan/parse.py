@@ -45,6 +45,7 @@ from meshwright.recipes.key_maps.torchtitan import (
     TOKEN_KEYS,
 )
 from meshwright.rules.rule import Finding
+from meshwright.similar import is_slip
 
 TABLE = "torchtitan"
 LAST_02_DAY, CURRENT_DAY = "2026-02-22", "2026-08-21"
@@ -200,8 +201,8 @@ def _parse_toml(content: Content, settings: dict[str, SourcedValue], complete: b
         settings[key] for key in ("job.custom_config_module", "experimental.custom_args_module") if key in settings
     ]
     if any(str(setting.value) for setting in extended):
-        custom_keys = sorted(key for key in settings if key not in config_keys(TABLE))
-        settings = {key: setting for key, setting in settings.items() if key in config_keys(TABLE)}
+        custom_keys = sorted(key for key in settings if key not in config_keys(TABLE) and not _is_slip(key))
+        settings = {key: setting for key, setting in settings.items() if key not in custom_keys}
         if custom_keys:
             notes.append(f"keys of your custom config module are not checked: {', '.join(custom_keys)}")
     settings, findings = _in_version(settings, LAST_02_DAY, write=format_toml if content.format == "toml" else flag)
@@ -227,6 +228,13 @@ def _parse_toml(content: Content, settings: dict[str, SourcedValue], complete: b
     return msgspec.structs.replace(
         parsed, suppressed_rules=("engine.no-etp", *(("precision.fp8-gpu",) if emulated else ()))
     )
+
+
+def _is_slip(key: str) -> bool:
+    """Return whether a key is one of torchtitan's with a wrong letter in its section or its name."""
+    section, _, name = key.rpartition(".")
+    known = [one.rpartition(".")[::2] for one in config_keys(TABLE)]
+    return any((section == its and is_slip(name, own)) or (name == own and is_slip(section, its)) for its, own in known)
 
 
 def _registered(content: Content, settings: Settings) -> RegisteredFlavor | None:
