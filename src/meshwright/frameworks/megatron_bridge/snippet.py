@@ -190,7 +190,7 @@ class _Reader:
         self.aliases.pop(name, None)
         if section is not None:
             self.aliases[name] = section
-        elif called in self.functions and isinstance(value, ast.Call) and name not in self.parsed:
+        elif called in self.functions and isinstance(value, ast.Call):
             self.configs[name] = self.enter(self.functions[called], value, reason)
         elif called in COMMON or (called.endswith("_config") and isinstance(value, ast.Call)):
             config = self.configs[name] = _Config()
