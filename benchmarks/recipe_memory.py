@@ -1,4 +1,4 @@
-"""Bound the memory of Megatron-Bridge's recipes from below, apart from the estimate, for errors that nobody has run.
+"""Bound the memory of Megatron-Bridge's recipes from below, for memory errors on recipes that nobody has run.
 
 PYTHONPATH=src:. python -m benchmarks.recipe_memory
 

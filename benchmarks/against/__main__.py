@@ -31,6 +31,7 @@ from meshwright.clusters import cluster
 from meshwright.errors import InputError
 from meshwright.frameworks import other_versions
 from meshwright.recipes import index, key_maps
+from meshwright.rules.rule import Finding
 
 EVERY = 5
 ORIGINS = ("case", "export", "draw")
@@ -136,7 +137,12 @@ def _errors(reference: ReferenceParser, config: Config) -> tuple[str, ...]:
         result = frameworks.check(frameworks.framework(reference.framework), content, gpus=config.gpus, model=model)
     except InputError as error:
         return (f"input: {error}",)
-    return tuple(finding.rule for finding in result.findings if other_versions.is_rejected(finding))
+    return tuple(finding.rule for finding in result.findings if _rejects(finding))
+
+
+def _rejects(finding: Finding) -> bool:
+    """Return whether the version that is compared rejects a setting, whatever others accept."""
+    return other_versions.is_rejected(finding) or other_versions.OLDER_ACCEPT in finding.message
 
 
 def _outcome(reference: ReferenceParser, config: Config, theirs: Verdict, ours: Sequence[str]) -> tuple[str, str]:

@@ -219,6 +219,7 @@ REFERENCE = ReferenceParser(
         "automodel.cp-attention": "rejected when the model is built",
         "automodel.packing-undetected": "starts, but attention crosses sample boundaries",
         "automodel.optimizer-argument": "TypeError when the optimizer is built",
+        "automodel.block-ignored": "starts, without the block whose name is misspelled",
         "automodel.learning-rate": "rejected when the schedule is built",
     },
     not_config_errors={

@@ -154,6 +154,8 @@ REFERENCE = ReferenceParser(
     detected_later={
         "megatron-bridge.two-formats": "rejected by validate(), which needs GPUs",
         "moe.experts-divide": "rejected when the model is built",
+        "dispatch.overlap-interleaving": "rejected when the model's config is finalized",
+        "graphs.router-recompute": "rejected when the model's config is finalized",
         "offload.": "rejected when the optimizer config is validated",
     },
     not_config_errors={"no recipe": "the recipe was added or renamed after this version"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import json
 import os
 from pathlib import Path
 
@@ -47,6 +49,14 @@ def test_every_exception_has_a_reason_and_a_corpus() -> None:
     mine = [one for one in corpora.ledger() if one["corpus"] in CORPORA]
     assert mine
     assert all(one["reason"] and one["path"] and one["rule"] for one in mine)
+
+
+def test_every_exception_is_an_error_of_the_last_run() -> None:
+    results = json.loads(corpora.RESULTS.read_text())
+    for one in corpora.ledger():
+        explained = results[one["corpus"]]["explained_errors"]
+        reported = [text for path, texts in explained.items() if fnmatch.fnmatch(path, one["path"]) for text in texts]
+        assert any(text.startswith(f"{one['rule']}: ") for text in reported), one
 
 
 def test_kept_entries_have_no_local_paths() -> None:

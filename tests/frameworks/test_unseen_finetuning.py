@@ -376,7 +376,8 @@ def test_a_command_that_is_continued_is_whole(tmp_path: Path) -> None:
     ("options", "severity"),
     [
         ("--num_generations 7", "error"),
-        ("--num_generations 8 --eval_strategy steps --per_device_eval_batch_size 3", "error"),
+        ("--num_generations 8 --eval_strategy steps --per_device_eval_batch_size 3 --val_dataset v.jsonl", "error"),
+        ("--num_generations 8 --eval_strategy steps --per_device_eval_batch_size 3", ""),
         ("--num_generations 8 --generation_batch_size 20", "error"),
         ("--num_generations 4 --steps_per_generation 2", ""),
         ("--num_generations 8", ""),

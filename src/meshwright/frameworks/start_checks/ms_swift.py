@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from meshwright.frameworks.start_checks.groups import group_checks
+from meshwright.frameworks.start_checks.groups import EVAL_BATCH, group_checks
 from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, computes_in_fp32
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
 
@@ -60,7 +60,8 @@ def _full_at_adapter_rate(given: Given) -> bool:
 
 
 def _of_grpo(given: Given, check: StartCheck) -> bool:
-    return given.text("rlhf_type") == "grpo" and check.broken(given)
+    runs = check.key != EVAL_BATCH or _has_validation_data(given)  # without data, ms-swift turns evaluations off
+    return runs and given.text("rlhf_type") == "grpo" and check.broken(given)
 
 
 MS_SWIFT = Table(

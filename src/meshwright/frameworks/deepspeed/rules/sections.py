@@ -11,6 +11,7 @@ from meshwright.frameworks.deepspeed.keys import SECTIONS, STRICT_SECTIONS, igno
 from meshwright.frameworks.deepspeed.parse import BATCH, FROM_TRAINER
 from meshwright.frameworks.deepspeed.rules.common import STAGE, ZERO, is_on, stage_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.other_versions import OLDER_ACCEPT
 from meshwright.frameworks.repository import starts_deepspeed_itself
 from meshwright.frameworks.types import as_int
 
@@ -23,9 +24,7 @@ def _fractions(ctx: RuleContext) -> Iterator[Problem]:
     for key in WHOLE_NUMBERS:
         value = ctx.get(key)
         if isinstance(value, float) and not value.is_integer():
-            yield Problem(
-                f"{key}={value:g}: DeepSpeed since 0.17.1 requires an integer; older versions accept it", key=key
-            )
+            yield Problem(f"{key}={value:g}: DeepSpeed since 0.17.1 requires an integer; {OLDER_ACCEPT} it", key=key)
 
 
 def _contiguous_checkpoints(ctx: RuleContext) -> Iterator[Problem]:
