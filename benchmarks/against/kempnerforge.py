@@ -42,7 +42,7 @@ def keys() -> Mapping[str, Any]:
 
 REFERENCE = ReferenceParser(
     framework="kempnerforge",
-    needs="kempnerforge",
+    needs="KempnerForge 5666d0d",
     module="kempnerforge",
     evaluate=evaluate,
     runs_code="its config loader, the checks of its sections and of the layout on the GPUs; no model is built",
