@@ -566,3 +566,17 @@ def test_sharegpt_with_the_template_that_older_releases_read_is_a_warning(tmp_pa
     path = written(tmp_path / "a.yml", f"{config}    type: sharegpt\n    conversation: chatml\n")
     assert findings(path) == []
     assert "value.invalid" in findings(path, "warning")
+
+
+def test_an_unknown_section_of_accelerate_is_an_error(tmp_path: Path) -> None:
+    config = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\n"
+    assert findings(written(tmp_path / "a.yaml", f"{config}deepspeed_confg:\n  zero_stage: 2\n")) == ["key.unknown"]
+    config = config.replace("MULTI_GPU", "DEEPSPEED")
+    unread = written(tmp_path / "a.yaml", f"{config}deepspeed_config:\n  zero_stages: 2\n")
+    assert "key.unused" in findings(unread, "warning")
+
+
+def test_the_task_of_other_adapters_is_compared(tmp_path: Path) -> None:
+    prompts = VALUES.replace("LoraConfig", "PromptTuningConfig")
+    assert findings(written(tmp_path / "a.py", prompts)) == []
+    assert "value.invalid" in findings(written(tmp_path / "a.py", prompts.replace("CAUSAL_LM", "CASUAL_LM")))

@@ -11,9 +11,10 @@ from meshwright.recipes.key_maps.hugging_face import refused_kernel
 from meshwright.rules.rule import Finding
 
 CHOICES: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("LoraConfig", "task_type"): (
+    **{(f"{name}Config", "task_type"): (
         "CAUSAL_LM", "SEQ_CLS", "SEQ_2_SEQ_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION",
-    ),
+    ) for name in ("Lora", "PromptTuning", "PrefixTuning", "PromptEncoder", "IA3", "AdaLora", "LoHa", "LoKr", "OFT",
+        "Vera", "BOFT", "Bone", "MultitaskPromptTuning", "AdaptionPrompt")},
     ("LoraConfig", "bias"): ("none", "all", "lora_only"),
     ("BitsAndBytesConfig", "bnb_4bit_quant_type"): ("nf4", "fp4"),
 }  # fmt: skip

@@ -28,8 +28,8 @@ def known(key: str) -> bool:
 
 
 def closed(key: str) -> bool:
-    """Return whether an unknown key is an error: only at the top level; in a section it is ignored."""
-    return "." not in key
+    """Return whether an unknown key is an error: a key or section at the top level; a key of a section is ignored."""
+    return key.partition(".")[0] not in SECTIONS
 
 
 def format_setting(key: str, value: Any) -> str:
