@@ -49,7 +49,10 @@ moe_hybridep_pad_variable_tokens moe_n_hash_layers moe_ncclep_use_symm_mem moe_u
 use_fused_mhc cp_partition_mode dsa_indexer_weights_proj_output_dtype gated_attention_proj_granularity
 linear_attention_type linear_cp_mode megatron_fsdp_version min_dynamic_context_parallel_size
 mtp_loss_scaling_factor_decay muon_weight_decay num_residual_streams o_groups o_lora_rank pad_packed_seq_alignment
-rotary_base_per_layer sequence_packing_scheduler thd_
+rotary_base_per_layer sequence_packing_scheduler thd_ batch_invariant_backend ckpt_drop_redundant_extra_state
+ckpt_fully_parallel_load_per_rank_objects ckpt_pg_tensors_cache_ enable_mhc_connections gdp_ gtp_ moe_combine_bwd_dtype
+moe_dispatch_fwd_dtype mtp_hsm muon_use_syrk no_save_tokenizer_assets otel_ output_logit_dtype persistent_save_interval
+rl_durable_rollout_bank rl_max_inflight_requests rl_rollout_bank_ use_gigatoken
 """
 
 NOT_IN_WHEELS = """
@@ -298,6 +301,12 @@ REFERENCE = ReferenceParser(
         "graphs.": "fails when the graph is captured",
         "sequence_parallel.required-by-moe": "raised by the first forward pass",
         "megatron-lm.async-format": "NotImplementedError at the first save",
+        "megatron-lm.micro-batch-groups": "raised by the pipeline schedule",
+        "megatron-lm.batch-schedule": "raised when the number of micro batches of the schedule is computed",
+        "megatron-lm.no-data": "raised when the dataset is built",
+        "megatron-lm.no-layer-spec": "raised when the model is built",
+        "megatron-lm.graphs-of-unpadded-experts": "fails when the graph is captured",
+        "megatron-lm.tokenizer-": "fails when the tokenizer is built",
     },
     not_config_errors={},
     other_defaults={
