@@ -107,7 +107,7 @@ site: $(VENV)/.docs  ## plan pages, catalogue and documentation as static files 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python -m benchmarks.site_check build/site
 
-budget: $(VENV)/.engine browser  ## speed, size and accessibility of all pages in Chromium; needs build/site (half an hour); LIGHTHOUSE=path adds its scores
+budget: $(VENV)/.engine browser  ## speed, size and accessibility of all pages in Chromium; needs build/site (half an hour); LIGHTHOUSE=path adds its scores (half an hour more)
 	$(BIN)/python -m benchmarks.web_budget --site build/site --save $(LIGHTHOUSE:%=--lighthouse %)
 
 $(VENV)/.docs: $(VENV)/.core
