@@ -636,3 +636,22 @@ def test_resharding_is_read_as_it_is_written(ep: int, reshards: bool) -> None:
     text = f"distributed:\n  ep_size: {ep}\n  reshard_after_forward: {str(*settings.values()).lower()}\n"
     read = import_recipe(automodel, frameworks.content_of(text, "config.yaml"), model_of(recipe)).recipe
     assert read.layout.reshard_after_forward is reshards
+
+
+def test_a_file_without_a_recipe_and_with_a_vision_language_model() -> None:
+    text = """
+step_scheduler: {global_batch_size: 8, local_batch_size: 1}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForImageTextToText.from_pretrained
+  pretrained_model_name_or_path: google/gemma-3-4b-it
+distributed: {_target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager, tp_size: 1}
+dataset:
+  _target_: nemo_automodel.components.datasets.vlm.datasets.make_medpix_dataset
+  path_or_dataset: mmoukouba/MedPix-VQA
+optimizer: {_target_: torch.optim.AdamW, lr: 1e-5}
+freeze_config: {freeze_vision_tower: true, freeze_language_model: false}
+"""
+    found = frameworks.check(frameworks.framework("automodel"), frameworks.content_of(text, "vlm.yaml"))
+    assert found.recipe.data.images
+    assert "vision.freeze-without-images" not in {one.rule for one in found.findings}
+    assert any("a VLM recipe" in one for one in found.notes)

@@ -389,3 +389,21 @@ def test_a_required_flag_that_only_the_scripts_arguments_may_have(tmp_path: Path
     assert (found(without), found(without, "warning")) == ([], ["megatron-lm.missing"])
     several = check(written(tmp_path, "c.sh", text.replace("--num-attention-heads 8", "$(sizes)")))
     assert "megatron-lm.missing" not in found(several, "warning")
+
+
+def test_any_attention_is_split_by_deepspeeds_sequence_parallelism(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--ds-sequence-parallel-size 4")
+    result = deepspeed(tmp_path, f"{flags} --no-pipeline-parallel")
+    assert "sequence.attention-kernel" not in found(result)
+    assert result.recipe.layout.cp == 4
+
+
+def test_host_memory_of_unknown_machines_is_no_error(tmp_path: Path) -> None:
+    flags = OLD_FLAGS.replace("--pipeline-model-parallel-size 72", "--cpu-optimizer --no-pipeline-parallel")
+    flags = flags.replace("--num-layers 70 --hidden-size 14336", "--num-layers 24 --hidden-size 8192")
+    config = DEEP.replace('"stage": 0', '"stage": 3, "offload_optimizer": {"device": "cpu"}')
+    start = "deepspeed --num_nodes 1 --num_gpus 1 pretrain_gpt.py --deepspeed --deepspeed_config ds.json"
+    run = f"{start} {flags} --zero-stage 3\n"
+    path = written(tmp_path, "h.sh", f"{config}{run}".replace("112", "64"))
+    assert "memory.host" in found(check(path), "warning")
+    assert "memory.host" in found(check(path, gpus="1xH100"))

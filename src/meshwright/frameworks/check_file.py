@@ -322,6 +322,7 @@ def _our_findings(
     assumed = [field for field in imported.parsed.assumed if field not in imported.typed]
     request = imported.parsed.gpu_request
     assumed += [] if known or (request.count and not request.is_example) else ["GPUs"]
+    found = found if known else [_downgrade_host(one) for one in found]
     kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, cases)) for one in found]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 
@@ -348,6 +349,12 @@ def as_in_files(finding: Finding) -> Finding:
         return msgspec.structs.replace(finding, severity="warning")
     is_judgement = finding.severity == "warning" and finding.rule in JUDGEMENTS
     return msgspec.structs.replace(finding, severity="advice") if is_judgement else finding
+
+
+def _downgrade_host(finding: Finding) -> Finding:
+    """Return an error on the memory of the host as a warning: of unknown machines, it is assumed."""
+    is_host = finding.rule == "memory.host" and finding.severity == "error"
+    return msgspec.structs.replace(finding, severity="warning") if is_host else finding
 
 
 def _downgrade_within_error(finding: Finding, cases: Sequence[Case]) -> Finding:

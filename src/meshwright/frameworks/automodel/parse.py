@@ -53,6 +53,7 @@ COMMENTED_GPUS = re.compile(r"(?:torchrun|automodel|\bam\b).*--nproc[-_]per[-_]n
 COMMENTED_NODES = re.compile(r"--nnodes[= ](\d{1,4})\b")
 
 LLM_RECIPES = ("NextTokenPrediction", "train_ft", "benchmark", "Benchmark")
+IMAGE_MODEL = "ForImageTextToText"  # in the model class of VLM recipes
 ENCODER_MODELS = ("BiEncoder", "Biencoder", "CrossEncoder", "SequenceClassification")
 """Name parts of models that other recipes train, for files without a recipe key."""
 
@@ -252,7 +253,9 @@ def _parsed(
         blocks = [one for one in COMMON_BLOCKS if one not in left_out]
         normalized = {key: setting for key, setting in normalized.items() if key.split(".")[0] in blocks}
     elif not any(key.startswith("recipe") for key in normalized):
-        notes.append("the file has no recipe key, which the automodel command requires: it is read as an LLM recipe")
+        recipe = "VLM" if IMAGE_MODEL in text_setting(normalized, "model._target_") else ""
+        kind = f"{'a VLM' if recipe else 'an LLM'} recipe"
+        notes.append(f"the file has no recipe key, which the automodel command requires: it is read as {kind}")
     files = tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())]))
     model = None if is_other_recipe else _model(normalized, notes)
     sizes, problem = changed_sizes(normalized, model) if model_name(normalized) else ({}, "")

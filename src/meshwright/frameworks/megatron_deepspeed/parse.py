@@ -52,9 +52,9 @@ OWN_FLAGS = frozenset((
 """Flags that Megatron-LM has not."""
 OTHER_ENGINE = (
     "schedule.no-interleaving", "strategy.tied-fsdp2", "strategy.fsdp2-ep", "precision.fp16-fsdp2",
-    "sequence_parallel.required-by-moe", "moe.expert-bias",
+    "sequence_parallel.required-by-moe", "moe.expert-bias", "sequence.attention-kernel",
 )  # fmt: skip
-"""Rules on Megatron-Core's schedule, shards and experts that DeepSpeed's pipeline, ZeRO and MoE layer do not have."""
+"""Rules on Megatron-Core that DeepSpeed's pipeline, ZeRO, MoE layer and sequence parallelism do not have."""
 OF_TRAINER = (
     "recompute.supported", "recompute.ops-supported", "precision.format-supported", "optimizer.supported",
     "learning_rate.supported",
