@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.costs.helpers import case, llama
 
+from meshwright.clusters import cluster
 from meshwright.costs.communication import _places
 from meshwright.costs.measurements import read
 from meshwright.costs.measurements_defaults import usual_vp
@@ -59,6 +60,18 @@ def test_a_published_row_that_contradicts_itself_is_counted_as_left_out(meshwrig
     fitted = meshwright("calibrate", str(path))
     assert fitted.code == 0
     assert "fitted to 2 runs" in fitted.out
+
+
+def test_a_row_runs_on_the_cluster_of_its_file(tmp_path: Path) -> None:
+    facts = 'gpu = "A100-80"\nnodes = 40\ngpus_per_node = 4\nmemory_gib = 64\nnetwork_gb_s_per_node = "400 Gb/s"\n'
+    (tmp_path / "site.toml").write_text(facts)
+    header = "framework,model,gpus,seq_length,micro_batch_size,global_batch_size,tp,step_time_s\n"
+    rows = (f"{name},llama3.1-8b,{tmp_path}/site.toml,8192,1,480,1,7.3\n" for name in ("torchtitan", "meshwright"))
+    (tmp_path / "runs.csv").write_text(header + "".join(rows))
+    for row in read(tmp_path / "runs.csv"):
+        assert row.case is not None
+        assert (row.case.cluster.gpu.network_gb_s, row.case.capacity_gib) == (12.5, 64)
+        assert row.case.cluster == cluster(str(tmp_path / "site.toml"))
 
 
 def test_a_dualpipe_rank_has_both_ends_of_the_v() -> None:

@@ -180,7 +180,7 @@ def _own_measurement(row: Row, path: Path) -> Measurement:
     where = f"row {wide['row_id']} (line {row.line}) of {path}"
     if row.case is not None:
         return of_case(row.case, wide)
-    found = _measured(wide, int(wide["row_id"]) - 1)
+    found = _measured(wide, int(wide["row_id"]) - 1, row.cluster)
     if found.case is None:
         raise InputError(found.unsupported, field=where, value=wide["model"], fix=("correct or delete the row",))
     return found
@@ -209,13 +209,14 @@ def of_case(case: Case, wide: dict[str, str]) -> Measurement:
     )
 
 
-def _measured(row: dict[str, str], place: int) -> Measurement:
+def _measured(row: dict[str, str], place: int, on: Cluster | None = None) -> Measurement:
+    """Return a row as a measurement; `on` is its cluster if that is more than the columns of a row state."""
     reason, case, model, step_s = "", None, None, number(row, "step_time_s")
     values: dict[str, Any] = {}
     key: tuple[Any, ...] = ()
     row = with_benchmark(row)
     try:
-        case, values, key, model = _best(row) if BEST_LAYOUT.search(row.get("notes", "")) else _roomy(row)
+        case, values, key, model = (_best if BEST_LAYOUT.search(row.get("notes", "")) else _roomy)(row, on)
         step_s = _step_s(row, case)
     except (_UnusableError, UnknownModelError) as error:
         reason, case = str(error), None
@@ -270,7 +271,7 @@ def _step_s(row: dict[str, str], case: Case) -> float:
     return float(tokens * (full if convention == "full" else causal) / (1e12 * number(row, "tflops_per_gpu_model")))
 
 
-def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+def _case(row: dict[str, str], on: Cluster | None) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
     if row.get("recipe"):
         return _case_of_recipe(row["recipe"])
     entry = framework_of(row["framework"], row.get("framework_version", ""))
@@ -282,38 +283,40 @@ def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], M
     model = model_of_row(row["model"], row["hf_id_or_dims"], number(row, "n_params_b"))
     if heads := set(re.findall(r"MTP-(\d)", row.get("notes", ""))):
         model = msgspec.structs.replace(model, mtp_layers=len(heads))
-    place = _cluster(row)
+    place = on or _cluster(row)
     values = _values(row, entry, model, place)
     if row["mode"] not in GOALS:
         raise _UnusableError(f"unknown mode {row['mode']}")
     recipe = _recipe(row["mode"])
     fixed = {name: value for name, value in values.items() if name not in COLUMNS}
-    key = (model, place.gpu, place.gpu.network_gb_s, entry.engine, row["mode"], tuple(sorted(fixed.items())))
+    links = (place.gpu.network_gb_s, place.own_links)
+    key = (model, place.gpu, *links, entry.engine, row["mode"], tuple(sorted(fixed.items())))
     case = Case(recipe, model, place, entry.engine).replace(**values)  # type: ignore[arg-type]  # from our own table
     return case, values, key, model
 
 
-def _roomy(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+def _roomy(row: dict[str, str], on: Cluster | None) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
     """Return the case of a row; if it states no batch at all, with the largest usual micro batch that fits."""
-    found = _case(row)
+    found = _case(row, on)
     while not (row["mbs"] or row["gbs"]) and (micro := int(found[0].micro_batch_size)) > 1:
         if memory(found[0]).fits:
             break
-        found = _case({**row, "mbs": str(micro // 2), "gbs": ""})
+        found = _case({**row, "mbs": str(micro // 2), "gbs": ""}, on)
     return found
 
 
-def _best(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+def _best(row: dict[str, str], on: Cluster | None) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
     """Return the fastest case that fits, for a row that says that its layout is the best one, but not which it is."""
     found: list[tuple[bool, float, int, tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]]] = []
     for tp, pp in product((1, 2, 4, 8), (1, 2, 4, 8)):
         try:
-            built = _case({**row, "tp": row["tp"] or str(tp), "pp": row["pp"] or str(pp), "recompute_class": "none"})
+            given = {**row, "tp": row["tp"] or str(tp), "pp": row["pp"] or str(pp), "recompute_class": "none"}
+            built = _case(given, on)
         except _UnusableError:
             continue
         found.append((not memory(built[0]).fits, float(step_time(built[0]).step_s), len(found), built))
     if not found:
-        return _case(row)
+        return _case(row, on)
     return min(found)[-1]
 
 

@@ -67,7 +67,7 @@ COLUMNS = (
     Column("framework", f"what trained: {', '.join(FRAMEWORKS)}", "meshwright", ("engine",)),
     Column("model", "a model name, a Hugging Face id, or the path of a config.json", "", ("hf_id_or_dims", "model_id")),
     Column("goal", "pretrain, sft or peft", "pretrain", ("mode",)),
-    Column("gpus", "the cluster, e.g. 8xH100 or 4x8xH100 (nodes x GPUs)", "", ("cluster",)),
+    Column("gpus", "the cluster, e.g. 8xH100, 4x8xH100 (nodes x GPUs) or a cluster file", "", ("cluster",)),
     Column("seq_length", "tokens per sample", "", ("seq_len", "sequence_length", "seq")),
     Column("micro_batch_size", "samples per GPU and forward pass", "1", ("mbs", "local_batch_size")),
     Column("global_batch_size", "samples per step, over all GPUs", "", ("gbs", "batch_size")),
@@ -132,11 +132,12 @@ def template() -> str:
 
 
 class Row(NamedTuple):
-    """A row of the wide table, the case if the row determines it by itself, and the line it is from."""
+    """A row of the wide table, the case if the row determines it by itself, its cluster, and the line it is from."""
 
     line: int
     wide: dict[str, str]
     case: Case | None
+    cluster: Cluster  # with what a cluster file says of its links and memory, for which the table has no columns
 
 
 class _CellError(ValueError):
@@ -283,7 +284,7 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
         "peak_mem_gib_allocated": str(measured["peak_memory_gib"] or ""),
     }  # fmt: skip
     if theirs != "meshwright":
-        return Row(line, wide, None)
+        return Row(line, wide, None, place)
     settings = {
         **{f"layout.{name}": value for name, value in counts.items()},
         "layout.sp": sequence_parallel, "layout.vp": chunks or 1, "layout.stage_layers": (),
@@ -294,7 +295,7 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
         **({"layout.strategy": {"fsdp": "fsdp2", "zero3": "fsdp2", "hsdp": "fsdp2"}.get(strategy, strategy)}
            if strategy else {}),
     }  # fmt: skip
-    return Row(line, wide, _own_case(cells, model, place, goal, settings))
+    return Row(line, wide, _own_case(cells, model, place, goal, settings), place)
 
 
 def _chunks(cells: Mapping[str, str], pp: int) -> int:
