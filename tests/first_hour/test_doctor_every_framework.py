@@ -228,6 +228,19 @@ def test_logs_of_kempnerforge_are_read(meshwright: Any, tmp_path: Path) -> None:
     assert "run.failed-preemption" in rules(meshwright("doctor", str(log), "--json").json)
 
 
+def test_remedies_in_the_keys_of_kempnerforge_keep_the_global_batch(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "slurm-4711.out"
+    log.write_text(kempnerforge() + "[rank 0] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4 GiB.\n")
+    answer = meshwright("doctor", str(log), "--model", "llama3-8b", "--json").json
+    found = next(one for one in answer["findings"] if one["rule"] == "memory.out-of-memory")
+    changed = [dict(text.split(" = ") for text in one["there"]) for one in found["remedies"] if one["there"]]
+    assert any("train.batch_size" in one for one in changed)
+    for sizes in changed:
+        ranks = 16 // (int(sizes.get("distributed.tp", 4)) * int(sizes.get("distributed.pp", 1)))
+        samples = ranks * int(sizes.get("train.batch_size", 8)) * int(sizes.get("train.grad_accum_steps", 4))
+        assert samples == 4 * 8 * 4, sizes  # data ranks x batch_size x grad_accum_steps of the log
+
+
 def test_logs_from_pipes_with_holes_or_without_a_training(
     meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
+import meshwright as library
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.accumulation import kept_accumulation
+from meshwright.frameworks.types import SourcedValue
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
+from meshwright.recipes.overrides import apply
 
 VALID = """\
 [model]
@@ -115,6 +119,47 @@ def test_global_batch_follows_from_gpus() -> None:
         assert result.recipe.train.global_batch_size == batch
         assert result.model is not None
         assert result.model.params.total == find("llama3_8b").params.total
+
+
+def test_a_fix_of_the_layout_keeps_the_global_batch() -> None:
+    text = replaced(VALID, ("batch_size = 4", "batch_size = 32"), ('activation_checkpointing = "full"\n', ""))
+    content = frameworks.content_of(text, PATH)
+    result = frameworks.check(frameworks.framework("kempnerforge"), content, gpus="16xH100")
+    (fix,) = (one.fix for one in result.findings if one.rule == "memory.peak")
+    sizes = dict(text.split(" = ") for text in fix)
+    assert int(sizes["train.batch_size"]) * int(sizes["train.grad_accum_steps"]) == 32 * 8
+    for one in fix:
+        key, _, value = one.rpartition(".")[2].partition(" = ")
+        text = replaced(text, (f"{key} = {32 if key == 'batch_size' else 8}", f"{key} = {value}"))
+    fixed = frameworks.check(frameworks.framework("kempnerforge"), frameworks.content_of(text, PATH), gpus="16xH100")
+    assert fixed.ok
+    assert fixed.recipe.train.global_batch_size == result.recipe.train.global_batch_size
+
+
+def test_no_plan_interleaves_stages_that_its_program_does_not_build() -> None:
+    text = replaced(VALID, ("dp_shard = 16\ntp = 1", 'dp_shard = -1\npp = 2\npp_schedule = "interleaved_1f1b"'))
+    content = frameworks.content_of(text, PATH)
+    result = frameworks.check(frameworks.framework("kempnerforge"), content, gpus="16xH100")
+    assert ("schedule.supported", 27) in {(one.rule, one.line) for one in result.findings}
+    made = library.plan("llama3-8b", "4x4xA100-40", "pretrain", engine="kempnerforge", overrides=["layout.pp=2"])
+    assert made.plans
+    assert {(one.recipe.layout.vp, one.recipe.layout.pp_schedule) for one in made.plans} <= {(1, "1f1b"), (1, "gpipe")}
+
+
+def test_the_steps_that_keep_a_global_batch_are_integers() -> None:
+    theirs = frameworks.framework("kempnerforge")
+    recipe = index.load("llama3_8b_pretrain_config")
+
+    def kept(steps: int, *overrides: str) -> dict[str, int] | None:
+        stated = {"train.grad_accum_steps": SourcedValue(steps, 1, PATH)}
+        before = apply(recipe, ["layout.micro_batch_size=4", "layout.tp=4"])
+        return kept_accumulation(theirs, stated, before, apply(before, overrides))
+
+    assert kept(2, "layout.micro_batch_size=1", "layout.tp=1", "layout.pp=2") == {"train.grad_accum_steps": 4}
+    assert kept(2, "layout.micro_batch_size=2", "layout.tp=2") == {}
+    assert kept(2, "train.global_batch_size=1024") == {"train.grad_accum_steps": 4}
+    assert kept(1, "layout.tp=1") is None
+    assert kept_accumulation(frameworks.framework("torchtitan"), {}, recipe, apply(recipe, ["layout.tp=1"])) == {}
 
 
 def test_command_overrides_file(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from meshwright.clusters import cluster
 from meshwright.doctor.required_settings import with_required
 from meshwright.doctor.run import LogFormat, Run
 from meshwright.errors import InputError
+from meshwright.frameworks.accumulation import kept_accumulation
+from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.front_ends import in_front_end
 from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.schedule_units import in_file_units
@@ -109,12 +111,23 @@ def _backend_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
         return ()
     differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     differing |= {key: None for key in before if key not in after}
-    differing |= _kept_batch(run, case, changed, after, config_keys(theirs.key_map))
     ran = stated_settings(run)
+    kept = _kept_batch(run, case, changed, after, config_keys(theirs.key_map))
+    steps = kept_accumulation(theirs, _with_accumulation(theirs, ran, case), case.recipe, changed)
+    if steps is None:  # the global batch would change
+        return ()
+    differing |= kept | steps
     values = in_file_units(theirs.key_map, differing, ran, changed)
     # Without a file, the settings of the case are what its rules are checked with, not the framework's defaults.
     base = ran or {key: SourcedValue(value, 0, "") for key, value in before.items()}
     return with_required(theirs, base, case, case.rebuild(changed), values) or ()
+
+
+def _with_accumulation(theirs: Framework, ran: Settings, case: Case) -> Settings:
+    """Return the settings of a run, with the micro batches per step of its case if they are all that is known."""
+    if ran or not theirs.accumulation_key:
+        return ran
+    return {theirs.accumulation_key: SourcedValue(int(case.accumulation), 0, "")}
 
 
 def _trainer_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:

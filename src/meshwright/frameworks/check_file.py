@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import DEFAULT_GPU, Cluster, is_known
 from meshwright.errors import InputError
+from meshwright.frameworks.accumulation import accumulation_after, kept_accumulation
 from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys, with_arguments_changed
 from meshwright.frameworks.checkout import without_newer_names
 from meshwright.frameworks.checkout_names import misspelled_names
@@ -489,10 +489,13 @@ def _derived_keys(imported: ImportedRecipe) -> set[str]:
 
 def _kept_batch(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> dict[str, Any]:
     """Return the global batch of a file that does not set it, if a fix changes what it follows from."""
-    follows = [one for one in imported.framework.batch_follows if field_value(recipe, one) != field_value(changed, one)]
+    theirs = imported.framework
+    if theirs.accumulation_key:
+        return kept_accumulation(theirs, imported.parsed.settings, recipe, changed) or {}
+    follows = [one for one in theirs.batch_follows if field_value(recipe, one) != field_value(changed, one)]
     if not follows or GLOBAL_BATCH in imported.mapped.source_keys:
         return {}
-    return to_settings(imported.framework, changed, [GLOBAL_BATCH])[0]
+    return to_settings(theirs, changed, [GLOBAL_BATCH])[0]
 
 
 def _without_stated_with(differing: Mapping[str, Any], stated_with: Mapping[str, str]) -> dict[str, Any]:
@@ -528,12 +531,7 @@ def _batch_arguments(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
     found = {MICRO_BATCH: size} if by_argument and size != recipe.layout.micro_batch_size else {}
     stated = as_int(program.given.get(ACCUMULATION)) or as_int(imported.parsed.settings.get(ACCUMULATION))
     steps = stated or (1 if by_argument else 0)
-
-    def rounds(one: Recipe) -> Fraction:  # times the number of GPUs
-        layout = one.layout
-        return Fraction(one.train.global_batch_size * layout.tp * layout.pp * layout.cp, layout.micro_batch_size)
-
-    wanted = steps * rounds(changed) / rounds(recipe)
+    wanted = accumulation_after(steps, recipe, changed)
     return found | ({ACCUMULATION: int(wanted)} if wanted not in (steps, 0) and wanted.denominator == 1 else {})
 
 

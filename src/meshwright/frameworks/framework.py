@@ -219,6 +219,7 @@ class Framework(msgspec.Struct, frozen=True):
     )
     derived_fields: tuple[str, ...] = ()  # recipe fields without a key: derived from others
     batch_follows: tuple[str, ...] = ()  # recipe fields from which the global batch follows if a file does not set it
+    accumulation_key: str = ""  # key with the micro batches per step, if no key sets the global batch
     rejects_unknown: Callable[[str], bool] = lambda key: True  # whether an unknown key is an error or ignored
     other_names: Mapping[str, str] = {}  # keys of other libraries that users write → this framework's key
     is_extra_key: Callable[[str], bool] = lambda key: False  # keys that exist but are not in the key map

@@ -162,7 +162,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     _axis("cp", "context parallelism", "kempnerforge", "fsdp1", "deepspeed"),
     _axis("ep", "expert parallelism", "fsdp1"),
     _axis("etp", "tensor parallelism inside experts", "torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
-    _axis("vp", "interleaved stages", "deepspeed"),
+    _axis("vp", "interleaved stages", "kempnerforge", "deepspeed"),
     _axis("dp_replicate", "replicas of sharding groups", "deepspeed"),
     Capability(
         field="sp",
@@ -202,7 +202,7 @@ CAPABILITIES: tuple[Capability, ...] = (
             "meshwright": SCHEDULES,
             "torchtitan": SCHEDULES,
             "automodel": tuple(name for name in SCHEDULES if name != "dualpipe_v"),  # its stages are not placed in a V
-            "kempnerforge": ("1f1b", "gpipe", "interleaved_1f1b"),
+            "kempnerforge": ("1f1b", "gpipe"),  # its program builds one stage per rank, which interleaved_1f1b refuses
             "megatron": ("1f1b", "interleaved_1f1b"),
             "deepspeed": ("1f1b",),
         },

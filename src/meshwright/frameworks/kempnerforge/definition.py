@@ -26,5 +26,7 @@ FRAMEWORK = Framework(
     rules=RULES,
     complete=complete,
     derived_fields=("train.global_batch_size", "layout.sp", *PURE_BF16),
+    batch_follows=("layout.micro_batch_size", "layout.tp", "layout.pp", "layout.cp", "layout.ep"),
+    accumulation_key="train.grad_accum_steps",
     is_extra_key=lambda key: key.startswith(EXTRA_KEYS),
 )
