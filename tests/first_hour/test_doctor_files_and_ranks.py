@@ -270,6 +270,21 @@ OUT_OF_MEMORY = (
 )
 
 
+def test_remedies_fit_the_gpus_that_the_log_states(meshwright: Any, tmp_path: Path) -> None:
+    log, file = tmp_path / "train.log", tmp_path / "mine.toml"
+    file.write_text(TITAN.format(batch=4, length=8192))
+    asked = ("doctor", str(log), "--recipe", str(file), "--gpus", "8xA100-80", "--json")
+    smaller = OUT_OF_MEMORY.replace("79.11", "47.43").replace("77.9", "46.2")
+    for text, sized in ((OUT_OF_MEMORY, False), (smaller, True)):
+        log.write_text("[titan] 2026-11-01 00:00:00,000 - root - INFO - Starting job\n" + text)
+        found = finding(meshwright(*asked).json, "memory.out-of-memory")
+        said = "The log's GPUs have 47.4 GiB, not the 80.0 GiB of A100-80: the remedies are sized for 47.4 GiB"
+        assert (said in found["message"]) == sized
+        peaks = [one["peak_gib"] for one in found["remedies"] if one["peak_gib"]]
+        assert peaks
+        assert (max(peaks) < 47.43) == sized
+
+
 def test_out_of_memory_advice_says_what_it_rests_on(meshwright: Any, tmp_path: Path) -> None:
     log, file = tmp_path / "train.log", tmp_path / "mine.toml"
     log.write_text("[titan] 2026-11-01 00:00:00,000 - root - INFO - Starting job\n" + OUT_OF_MEMORY)

@@ -284,6 +284,9 @@ def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str, offset:
         usage = oom.in_use if oom.in_use is not None else oom.allocated
         where = f" with {usage:.1f} of {oom.capacity:.1f} GiB in use" if usage and oom.capacity else ""
         text += f": {oom.wanted:.2f} GiB more were requested{where}"
+    if stats.case is not None and (gib := stats.smaller_gpu_gib):
+        named = f"the {float(stats.case.capacity_gib):.1f} GiB of {stats.case.cluster.gpu.name}"
+        text += f". The log's GPUs have {gib:.1f} GiB, not {named}: the remedies are sized for {gib:.1f} GiB"
     if stats.estimate is not None:
         memory = stats.estimate.memory
         verdict = "does not fit" if not bool(memory.fits) else "should fit"

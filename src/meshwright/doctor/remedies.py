@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any
@@ -207,7 +208,7 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
         why=change.why,
         there=there,
         peak_gib=round(peak, 2),
-        fits=peak <= float(memory.capacity) * (1 - RESERVE),
+        fits=peak <= min(float(memory.capacity), stats.smaller_gpu_gib or math.inf) * (1 - RESERVE),
         step_ratio=None if _has_no_estimate(change) else round(seconds / float(costs.step_time(case).step_s), 4),
     )
 

@@ -30,6 +30,7 @@ OPEN_VALUES: dict[str, tuple[Any, ...]] = {
     "kernels.compile": (True, False),
 }
 """Settings that change the step time and that few logs state, with their values."""
+SAME_GPU = 0.95  # of a GPU's memory: torch sees slightly less than the driver reports
 FULL_SAMPLES = 0.9  # of batch × length: packed samples have more tokens
 CHUNK = 20_000  # windows of a running median per batch, to bound memory
 
@@ -237,6 +238,15 @@ class RunStats:
         if self.case is not None:
             return float(self.case.capacity_gib)
         return self.run.header.capacity_gib
+
+    @cached_property
+    def smaller_gpu_gib(self) -> float | None:
+        """Memory of the GPUs that the log states, if they are smaller ones than those of the case."""
+        stated = [one.memory.capacity for one in self.run.faults if one.memory is not None]
+        known = [gib for gib in (self.run.header.capacity_gib, *stated) if gib]
+        if self.case is None or not known or min(known) >= SAME_GPU * float(self.case.capacity_gib):
+            return None
+        return min(known)
 
     @property
     def uses_mock_data(self) -> bool:
