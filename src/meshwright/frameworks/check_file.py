@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import costs, rules
+from meshwright import costs, models, rules
 from meshwright.clusters import DEFAULT_GPU, Cluster, is_known
 from meshwright.errors import InputError
 from meshwright.frameworks.accumulation import accumulation_after, kept_accumulation
@@ -289,15 +289,18 @@ def _without_duplicates(imported: ImportedRecipe, ours: Sequence[Finding], their
 
 def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[Case]:
     """Yield the training on every candidate cluster and with every value of each unresolved field."""
-    if imported.model is None:
+    model, vocabulary = imported.model, imported.parsed.vocabulary
+    if model is None:
         return
+    if vocabulary is not None:
+        model = models.reshape(model, vocab=vocabulary)
     for on in candidates:
-        yield case_of(complete(imported, on), imported.model, on, imported.engine)
+        yield case_of(complete(imported, on), model, on, imported.engine)
     first = complete(imported, candidates[0])
     for field in (*imported.mapped.unresolved, *imported.unknown_fields):
         for value in () if field in imported.typed else _possible(field, first, candidates[0]):
             changed, _ = override.change(first, {field: value})
-            yield case_of(changed, imported.model, candidates[0], imported.engine)
+            yield case_of(changed, model, candidates[0], imported.engine)
 
 
 def _possible(field: str, recipe: Recipe, on: Cluster) -> Sequence[Any]:

@@ -100,6 +100,7 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     assumed: tuple[
         str, ...
     ] = ()  # recipe fields that the file leaves open, with assumed values: no error rests on them
+    vocabulary: int | None = None  # that a placeholder tokenizer gives the model while this file is run
     suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to this file
     program: ProgramArguments = ProgramArguments()  # of the Trainer and of programs like it
     version: str = ""  # of the framework, if its exports have a program for each of several versions

@@ -73,9 +73,6 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
     if unsized:
         notes.append(unsized)
         model = None
-    vocabulary = null_vocabulary(row, settings)
-    if vocabulary is not None and model is not None and vocabulary != model.vocab:
-        sizes["vocab"] = vocabulary
     resized = reshape(model, **sizes) if model else None
     fields = derived_fields(run, settings, base, resized)
     fields |= {f"architecture.{name}": size for name, size in sizes.items()}
@@ -99,6 +96,7 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
         field_values=fields,
         mappable=mappable_settings(settings, base, model),
         assumed=_assumed_fields(settings, base),
+        vocabulary=null_vocabulary(row, settings),
         suppressed_rules=_suppressed_rules(row, base, fields),
     )
 
