@@ -174,7 +174,7 @@ def test_program_and_its_deepspeed_config_have_one_repair(tmp_path: Path, monkey
     assert {"deepspeed.two-dtypes", "deepspeed.batch-arithmetic", "deepspeed.argument-mismatch"} < {*rules}
     assert result.repair is not None
     settings = {*result.repair.overrides}
-    assert '"fp16": {"enabled": false}' in settings
+    assert '"fp16": {"enabled": "auto"}' in settings  # two-dtypes, and the default of the program's fp16
     for one in result.findings:
         if one.severity == "error":
             assert one.fix, one.rule

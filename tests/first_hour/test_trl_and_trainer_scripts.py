@@ -145,6 +145,57 @@ def test_switches_that_contradict_the_script_are_errors() -> None:
     assert mismatch.fix == ('"fp16": {"enabled": "auto"}',)
 
 
+@pytest.mark.parametrize(
+    ("setting", "line", "fix"),
+    [
+        ({"bf16": {"enabled": True}}, "seed=1", ("bf16=True",)),
+        ({"bf16": {"enabled": True}}, "fp16=True", ('"bf16": {"enabled": "auto"}',)),
+        ({"gradient_clipping": 0.5}, "bf16=True", ("max_grad_norm=0.5",)),
+    ],
+)
+def test_defaults_of_the_script_must_agree_with_the_config_too(
+    setting: dict[str, Any], line: str, fix: tuple[str, ...]
+) -> None:
+    found = check(trainer(line, config={**ZERO3, **setting}), gpus="8xH100").findings
+    [mismatch] = [one for one in found if one.rule == "deepspeed.argument-mismatch"]
+    assert mismatch.fix == fix
+    assert Path(mismatch.file).name == "ds.json"
+
+
+def test_a_job_whose_program_names_the_config_has_one_repair() -> None:
+    sizes = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}
+    trainer("bf16=True", config={**ZERO3, **sizes})
+    Path("run.sh").write_text("deepspeed --num_gpus 2 hf.py\n")
+    found = check("run.sh", gpus="2xA100-80")
+    rules = ("deepspeed.batch-arithmetic", "deepspeed.argument-mismatch")
+    assert {one.rule for one in found.findings if one.severity == "error"} >= {*rules}
+    assert found.repair is not None
+    assert {*found.repair.removes} >= {*rules}
+    assert {*found.repair.overrides} == {
+        '"gradient_accumulation_steps": 16', "hf.py: gradient_accumulation_steps=16"
+    }  # fmt: skip
+    for one in found.findings:  # no fix of one finding undoes that of another
+        assert one.rule not in rules or {*one.fix} <= {*found.repair.overrides}
+
+
+FSDP_RECOMPUTES = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_error"),
+    [("gradient_checkpointing=True", True), ("seed=1", True), ("gradient_checkpointing=False", False)],
+)
+def test_programs_of_trl_turn_their_own_recompute_off_where_fsdp_has_one(line: str, is_error: bool) -> None:
+    trainer(line)
+    code = Path("hf.py").read_text().replace("TrainingArguments", "SFTConfig").replace("Trainer(", "SFTTrainer(")
+    code = code.replace("Trainer, SFTConfig", "AutoTokenizer\nfrom trl import SFTConfig, SFTTrainer")
+    Path("hf.py").write_text(code.replace('    deepspeed="ds.json",\n', ""))
+    Path("acc.yaml").write_text(FSDP_RECOMPUTES)
+    Path("run.sh").write_text("accelerate launch --config_file acc.yaml hf.py\n")
+    found = [one for one in check("run.sh").findings if one.rule == "accelerate.double-checkpointing"]
+    assert [one.fix for one in found] == [("hf.py: gradient_checkpointing=False",)] * is_error
+
+
 @pytest.mark.parametrize("steps", [100, 400])
 def test_fix_of_a_warmup_is_the_argument_of_the_script(steps: int) -> None:
     line = f"warmup_steps={steps}"

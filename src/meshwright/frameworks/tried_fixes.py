@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.applied_fixes import fixed_text
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.other_versions import is_rejected
+from meshwright.frameworks.trainer_files import started_program
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.rules import Finding
 
@@ -133,13 +134,15 @@ def with_named_file_fixed(content: Content, finding: Finding, text: str) -> Cont
 
 
 def _named_configs(content: Content) -> Iterator[str]:
-    """Yield the configs that a file names: in its commands, its settings or its code."""
+    """Yield the configs that a file names: in its commands, its settings or its code, or in a program it starts."""
     words = [word for one in content.launches for word in (*one.args, *one.launcher_args.values())]
     for word in (*words, *content.settings.values()):
         if not word.unresolved and str(word.value).endswith(CONFIGS):
             yield str(word.value)
-    if content.format == "python":
-        yield from (found[1] for found in _CONFIG_NAME.finditer(content.text))
+    programs = (started_program(content, one.program) for one in content.launches)
+    for code in (content if content.format == "python" else None, *programs):
+        if code is not None:
+            yield from (found[1] for found in _CONFIG_NAME.finditer(code.text))
 
 
 def with_fix(content: Content, finding: Finding, fix: Sequence[str]) -> Settings | None:

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
 LAUNCHERS = ("torchrun", "python", "srun", "deepspeed")  # that pass no config of Accelerate
-DOUBLE = "accelerate.double-checkpointing"
+DOUBLE, CHECKPOINTING = "accelerate.double-checkpointing", "gradient_checkpointing"
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
 PROGRAM_READ = (
     "read from the program: literals, constants and defaults of options, nothing executed; without fsdp=… or "
@@ -173,6 +173,15 @@ def with_program(config: str) -> str:
 
 
 def parse(content: Content) -> ParsedConfig:
+    parsed = _parse(content)
+    off = (  # where the program has its arguments: in the command, or in its code
+        msgspec.structs.replace(one, fix=parsed.program.formatted(CHECKPOINTING, False)) if one.rule == DOUBLE else one
+        for one in parsed.findings
+    )
+    return msgspec.structs.replace(parsed, findings=tuple(off))
+
+
+def _parse(content: Content) -> ParsedConfig:
     if content.settings:
         written = written_beside(content)
         if written:
@@ -440,7 +449,8 @@ def _parsed(
     checkpointing = settings.get(f"{FSDP}fsdp_activation_checkpointing")
     if type_name == "FSDP" and checkpointing is not None and str(checkpointing.value).lower() == "true":
         field_values["layout.recompute"] = "full"
-        findings = tuple(_double_checkpointing(checkpointing, arguments, is_trl_script([script])))
+        by_trl = trl or is_trl_script([script]) or is_trl(arguments, script)
+        findings = tuple(_double_checkpointing(checkpointing, arguments, by_trl))
     findings = (*findings, *_overwritten_precision(settings, arguments), *_stops_without_validation(arguments))
     findings = (*findings, *unknown_names("accelerate", arguments))
     findings = (*findings, *start_findings({**arguments, **_mixed(effective)}, program.model, script))
@@ -747,29 +757,26 @@ def _has_own_loop(content: Content, launch: LaunchCommand) -> bool:
 
 
 def _double_checkpointing(setting: SourcedValue, arguments: Arguments, trl: bool) -> Iterator[Finding]:
-    """Yield a finding if layers would be recomputed twice, which transformers rejects; TRL recomputes by default."""
-    if trl and "gradient_checkpointing" not in arguments:
-        yield Finding(
-            DOUBLE,
-            "error",
-            f"{FSDP}fsdp_activation_checkpointing",
-            "fsdp_activation_checkpointing and gradient_checkpointing, which TRL turns on by default, would checkpoint "
-            "the same layers twice",
-            ("--gradient_checkpointing false",),
-            file=setting.file,
-            line=setting.line,
-        )
-    elif is_on(arguments, "gradient_checkpointing"):
-        yield Finding(
-            DOUBLE,
-            "error",
-            f"{FSDP}fsdp_activation_checkpointing",
-            "fsdp_activation_checkpointing and --gradient_checkpointing "
-            f"({arguments['gradient_checkpointing'].location}) would checkpoint the same layers twice",
-            ("without --gradient_checkpointing",),
-            file=setting.file,
-            line=setting.line,
-        )
+    """Yield a finding if layers would be recomputed twice, which transformers rejects; TRL recomputes by default.
+
+    The argument is turned off, not left out: without it TRL would recompute again.
+    """
+    stated = arguments.get(CHECKPOINTING)
+    if stated is not None and is_on(arguments, CHECKPOINTING):
+        other = f"--{CHECKPOINTING} ({stated.location})"
+    elif stated is None and trl:
+        other = f"{CHECKPOINTING}, which TRL turns on by default,"
+    else:
+        return
+    yield Finding(
+        DOUBLE,
+        "error",
+        f"{FSDP}fsdp_activation_checkpointing",
+        f"fsdp_activation_checkpointing and {other} would checkpoint the same layers twice",
+        (f"--{CHECKPOINTING} false",),
+        file=setting.file,
+        line=setting.line,
+    )
 
 
 class DeepSpeedResult(msgspec.Struct, frozen=True):

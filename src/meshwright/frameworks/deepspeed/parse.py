@@ -141,7 +141,9 @@ def parse(content: Content) -> ParsedConfig:
     arguments = {name: path} | dict(command.arguments)  # the config that is named decides, read or not
     trainer_arguments = arguments if name == "deepspeed" else {}  # the argument of transformers' Trainer
     script, trl = str(launch.program.value), own is not None and uses_trl(own)
-    filled = _fill_auto(settings, trainer_arguments, trl or is_trl(arguments, script))
+    by_trl = trl or is_trl(arguments, script)
+    filled = _fill_auto(settings, trainer_arguments, by_trl)
+    defaults = dict(_trainer_defaults(settings, trainer_arguments, by_trl)) if command.fixed_in else {}
     parsed = _parsed(content, filled, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(_with_fills(parsed, settings, trainer_arguments), argv=launch.argv)
     program = msgspec.structs.replace(
@@ -154,7 +156,7 @@ def parse(content: Content) -> ParsedConfig:
         env=launch.env,
         findings=(
             *missing,
-            *_disagreements(settings, trainer_arguments),
+            *_disagreements(settings, trainer_arguments, program, defaults),
             *_unused_schedule(settings, trainer_arguments),
             *refused_arguments("deepspeed", given, own),
             *unknown_arguments(given, own),
@@ -185,10 +187,14 @@ def parse_json(
     """Return a JSON config with the arguments of the program that reads it, which fill in auto."""
     filled = _fill_auto(content.settings, arguments, trl)
     parsed = _parsed(content, filled, arguments=arguments, fine_tuning=fine_tuning, script=script, trl=trl)
+    program = _with_fills(parsed, content.settings, arguments)
     return msgspec.structs.replace(
         parsed,
-        findings=(*_disagreements(content.settings, arguments), *_unused_schedule(content.settings, arguments)),
-        program=_with_fills(parsed, content.settings, arguments),
+        findings=(
+            *_disagreements(content.settings, arguments, program, {}),
+            *_unused_schedule(content.settings, arguments),
+        ),
+        program=program,
     )
 
 
@@ -207,19 +213,20 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
     filled = _fill_auto(settings, arguments, trl)
     parsed = _parsed(content, filled, arguments=arguments, fine_tuning=trl, trl=trl)
     note = () if program is content else (f"the arguments of the program are read from {program.path}",)
+    filling = _with_fills(parsed, settings, arguments)
     return msgspec.structs.replace(
         parsed,
         name=Path(program.path).stem.removesuffix("_args"),
         files=tuple(dict.fromkeys([*parsed.files, program.path])),
         findings=(
-            *_disagreements(settings, arguments),
+            *_disagreements(settings, arguments, filling, dict(_trainer_defaults(settings, arguments, trl))),
             *_unused_schedule(settings, arguments),
             *constructor_findings(program),
             *start_findings(arguments, parsed.model),
             *unknown_names("deepspeed", arguments),
         ),
         notes=(*parsed.notes, *note),
-        program=_with_fills(parsed, settings, arguments),
+        program=filling,
     )
 
 
@@ -280,31 +287,56 @@ def _trainer_defaults(settings: Settings, arguments: Arguments, trl: bool) -> It
             yield name, msgspec.structs.replace(where, value=value)
 
 
-def _disagreements(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
-    """Yield a finding for each value that contradicts a Trainer argument; the Trainer rejects those."""
+def _disagreements(
+    settings: Settings, arguments: Arguments, program: ProgramArguments, defaults: Settings
+) -> Iterator[Finding]:
+    """Yield a finding for each value that contradicts a Trainer argument; the Trainer rejects those.
+
+    `defaults` are the values of the arguments that its constructor call leaves out: those must agree as well.
+    """
     for name, keys in FROM_TRAINER.items():
-        for key in keys if name in arguments else ():
-            configured, argument = settings.get(key), arguments[name]
-            if configured is None or argument.unresolved:
+        argument = arguments.get(name, defaults.get(name))
+        for key in keys if argument is not None and not argument.unresolved else ():
+            configured = settings.get(key)
+            if configured is None or argument is None or not _contradict(configured.value, argument.value):
                 continue
-            switches = isinstance(configured.value, bool) and isinstance(argument.value, bool)
-            if not switches and not _are_numbers(configured.value, argument.value):
-                continue
-            if float(configured.value) != float(argument.value):
-                auto = format_setting(key, "auto") if switches else f'"{key.rsplit(".", 1)[-1]}": "auto"'
-                others = (settings.get(other) for other in BATCH if key in BATCH and other != key)
-                is_fixed = any(as_int(other) for other in others)  # the file's other sizes go with its own value
-                is_python = argument.file.endswith(".py")
-                written = f"{name}={configured.value}" if is_python else f"--{name} {configured.value}"
-                yield Finding(
-                    "deepspeed.argument-mismatch",
-                    "error",
-                    key,
-                    f"--{name} {argument.value} and {key}={configured.value} in {configured.location} disagree",
-                    (written if is_fixed else auto,),
-                    file=argument.file,
-                    line=argument.line,
-                )
+            by_default = name not in arguments
+            where = configured if by_default else argument
+            yield Finding(
+                "deepspeed.argument-mismatch",
+                "error",
+                key,
+                f"--{name} {argument.value}{', the default,' if by_default else ''} and {key}={configured.value} in "
+                f"{configured.location} disagree",
+                _agreeing(settings, arguments, program, name, key),
+                file=where.file,
+                line=where.line,
+            )
+
+
+def _contradict(configured: Any, argument: Any) -> bool:
+    """Return whether two values of the same kind, switches or numbers, differ."""
+    switches = isinstance(configured, bool) and isinstance(argument, bool)
+    return (switches or _are_numbers(configured, argument)) and float(configured) != float(argument)
+
+
+def _agreeing(
+    settings: Settings, arguments: Arguments, program: ProgramArguments, name: str, key: str
+) -> tuple[str, ...]:
+    """Return the change that makes a key and its argument agree: auto, or the argument with the config's value.
+
+    A default gives way to what the config states, and a batch to the other sizes of the file.
+    """
+    configured, argument = settings[key], arguments.get(name)
+    others = (settings.get(other) for other in BATCH if key in BATCH and other != key)
+    is_fixed = any(as_int(other) for other in others)  # the file's other sizes go with its own value
+    other_half = {"bf16": "fp16", "fp16": "bf16"}.get(name, "")
+    gives_way = argument is None and not (other_half and is_on(arguments, other_half))
+    if is_fixed or gives_way:
+        in_code = argument is None or argument.file.endswith(".py")
+        return program.formatted(name, configured.value) if in_code else (f"--{name} {configured.value}",)
+    switches = isinstance(configured.value, bool)
+    return (format_setting(key, "auto") if switches else f'"{key.rsplit(".", 1)[-1]}": "auto"',)
 
 
 def _unused_schedule(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
