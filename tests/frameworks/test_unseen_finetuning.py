@@ -580,3 +580,14 @@ def test_the_task_of_other_adapters_is_compared(tmp_path: Path) -> None:
     prompts = VALUES.replace("LoraConfig", "PromptTuningConfig")
     assert findings(written(tmp_path / "a.py", prompts)) == []
     assert "value.invalid" in findings(written(tmp_path / "a.py", prompts.replace("CAUSAL_LM", "CASUAL_LM")))
+
+
+def test_the_trainer_brings_its_optimizers_to_deepspeed(tmp_path: Path) -> None:
+    written(tmp_path / "train.py", PARSED.replace("args.name", '"Qwen/Qwen3-8B"'))
+    config = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
+    )
+    written(tmp_path / "ds.yaml", f"{config}deepspeed_config:\n  zero_stage: 2\n")
+    run = "accelerate launch --config_file ds.yaml train.py --output_dir o --bf16 --max_steps 100 --optim"
+    assert findings(written(tmp_path / "run.sh", f"{run} adamw_bnb_8bit\n")) == []
+    assert findings(written(tmp_path / "run.sh", f"{run} adamw_bnb_8bits\n")) != []

@@ -93,6 +93,8 @@ class ProgramFields(msgspec.Struct, frozen=True):
     suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to the program
 
 
+OPTIMIZER, BY_TRAINER = "optim", ("optimizer.supported",)
+"""The Trainer constructs this optimizer and passes it to DeepSpeed or FSDP; its names have a check of their own."""
 SWITCHES = (
     *("gradient_checkpointing", "bf16", "fp16", "tf32", "torch_compile", "use_liger_kernel", "group_by_length"),
     *("do_train", "do_eval", "load_best_model_at_end", "save_only_model", "overwrite_output_dir", "push_to_hub"),
@@ -404,7 +406,8 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     read = msgspec.structs.replace(read, given=args, sources=sources)
     several = args.get(SAMPLE_LENGTHS) if length and length[0] == "max_length" else None
     notes = (*_option_notes(args), *_notes(defaults, values, goal, several), *(_trl_notes(defaults) if trl else ()))
-    return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes, BLOCKS if in_blocks else ())
+    not_theirs = (*(BLOCKS if in_blocks else ()), *(BY_TRAINER if OPTIMIZER in args else ()))
+    return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes, not_theirs)
 
 
 def _model_named(text: str) -> ModelSpec | None:
