@@ -366,6 +366,21 @@ def test_a_command_that_ends_before_its_last_flags_is_reported(tmp_path: Path, e
     assert found.line == len(f"{LAUNCH}{end}".splitlines()) + 1
 
 
+@pytest.mark.parametrize("shell", ['srun bash -c "{}"', 'eval "{}"'])
+def test_line_breaks_of_a_variable_end_a_command_in_a_text(tmp_path: Path, shell: str) -> None:
+    written(tmp_path / "train.py", PARSED)
+    flags = "--learning_rate 1e-4{end}  --max_steps 100{end}  --seed 3{end}"
+    command = shell.format("accelerate launch train.py $ARGS")
+    script = written(tmp_path / "run.sh", f'ARGS="\n{flags.format(end=chr(10))}"\n{command}\n')
+    [found] = [one for one in check(str(script)).findings if one.rule == "launch.cut-command"]
+    assert (found.severity, found.line) == ("error", 2)
+    assert found.message.startswith("line breaks of ARGS end the command that line 6 gives to a shell: --learning_rate")
+    assert found.no_fix == "end every line of ARGS (line 1) with a backslash"
+    end = " \\\n"
+    written(script, f'ARGS=" \\\n{flags.format(end=end)}"\n{command}\n')
+    assert "launch.cut-command" not in findings(script, "error")
+
+
 def test_a_command_that_is_continued_is_whole(tmp_path: Path) -> None:
     written(tmp_path / "train.py", PARSED)
     script = written(tmp_path / "run.sh", f"{LAUNCH} \\\n  --max_steps 100\necho -n done\n")

@@ -33,7 +33,24 @@ def cut_findings(content: Content) -> Iterator[Finding]:
     lines = content.text.splitlines()
     for cut in () if content.script is None else content.script.cut:
         if cut.before:
-            yield _finding(cut, lines)
+            yield _of_text(cut, content) if cut.in_text else _finding(cut, lines)
+
+
+def _of_text(cut: CutCommand, content: Content) -> Finding:
+    """Return the finding for line breaks inside the text of bash -c, which usually come from a variable."""
+    held = content.script.variables if content.script else {}
+    texts = {name: str(one.value) for name, one in held.items() if isinstance(one.value, str)}
+    name = next((name for name, text in texts.items() if "\n" in text and cut.flags[0] in text.split()), "")
+    source = f"line breaks of {name}" if name else "line breaks in its text"
+    does = "is" if len(cut.flags) == 1 else "are"
+    message = (
+        f"{source} end the command that line {cut.before} gives to a shell: {some(cut.flags, 3)} {does} not passed to "
+        f"it, and bash reports {cut.flags[0]}: command not found"
+    )
+    place = f"{name} (line {held[name].line})" if name else "the text"
+    return Finding(
+        RULE, "error", cut.flags[0], message, (), cut.file, cut.line, f"end every line of {place} with a backslash"
+    )
 
 
 def _finding(cut: CutCommand, lines: list[str]) -> Finding:

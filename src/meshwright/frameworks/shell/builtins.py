@@ -15,7 +15,7 @@ from meshwright.frameworks.shell.launch_prefixes import LAUNCHERS, REMOTE, comma
 from meshwright.frameworks.shell.sbatch import read_sbatch
 from meshwright.frameworks.shell.sourced import Unreadable
 from meshwright.frameworks.shell.syntax import Simple
-from meshwright.frameworks.shell.values import ExitStatus, Field, Piece
+from meshwright.frameworks.shell.values import CutCommand, ExitStatus, Field, Piece
 from meshwright.frameworks.shell.variables import Value, text_value
 from meshwright.frameworks.shell.words import Source
 from meshwright.frameworks.types import SourcedValue
@@ -206,6 +206,9 @@ def _run_text(interp: Interpreter, pieces: tuple[Piece, ...], simple: Simple) ->
         interp.state.note(text[:200], line, file, f"the text cannot be parsed as commands: {error.reason}")
         return ExitStatus.RAN
     _report_warnings(interp, parser)
+    if first := next((one for one in parser.cut if one.before), None):
+        flags = tuple(flag for one in parser.cut for flag in one.flags)
+        interp.cut.append(CutCommand(first.line, first.file, flags, line, in_text=True))
     interp.eval_depth += 1
     outcome = interp.run_block(block)
     interp.eval_depth -= 1

@@ -35,7 +35,15 @@ from meshwright.frameworks.shell.unreached import (
     statements_of,
     tested_for_empty,
 )
-from meshwright.frameworks.shell.values import MAX_NESTING, Command, ExitStatus, Field, WrittenFile, script_error
+from meshwright.frameworks.shell.values import (
+    MAX_NESTING,
+    Command,
+    CutCommand,
+    ExitStatus,
+    Field,
+    WrittenFile,
+    script_error,
+)
 from meshwright.frameworks.shell.variables import ShellState, Value, text_value
 from meshwright.frameworks.shell.words import Word
 from meshwright.frameworks.shell.written_files import ShellFiles, record
@@ -59,6 +67,7 @@ class Interpreter:
         self.call_stack: list[str] = []  # names of the functions being called
         self.local: list[dict[str, tuple[Value | None, bool]]] = []  # outer values shadowed by their local variables
         self.prefix: tuple[SourcedValue, ...] = ()  # words before bash -c, such as srun and its options
+        self.cut: list[CutCommand] = []  # in the texts of bash -c and eval
         self.written: dict[str, WrittenFile] = {}  # config files that the script writes, by name
         self.called: list[str] = []  # scripts that it starts in a shell of their own
         self.follows_called = False  # they are interpreted too

@@ -64,6 +64,6 @@ def _read(text: str, where: str, folder: Path | None, follows_called: bool = Fal
         interp.written,
         tuple(dict.fromkeys(interp.called)),
         tuple(interp.sourced.texts),
-        tuple(parser.cut),
+        (*parser.cut, *dict.fromkeys(interp.cut)),
         tuple(interp.sourced.choices),
     )

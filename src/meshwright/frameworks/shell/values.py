@@ -51,6 +51,7 @@ class CutCommand(msgspec.Struct, frozen=True):
     file: str
     flags: tuple[str, ...]
     before: int  # line of the command that ended; 0 if there is none
+    in_text: bool = False  # the text of bash -c or eval, whose line breaks end a command as those of a script do
 
 
 class Script(msgspec.Struct, frozen=True):
