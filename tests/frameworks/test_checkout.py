@@ -295,3 +295,16 @@ def test_values_of_keys_by_the_names_of_a_checkouts_version(tmp_path: Path, monk
     assert errors(checked(text, "a.toml", source, tmp_path, monkeypatch)) == set()
     Path("examples/b.toml").write_text(text.replace("batch_size = 1", "batch_size = -1"))
     assert errors(check("examples/b.toml")) == {("value.invalid", "training.batch_size")}
+
+
+def test_words_that_a_checkout_accepts_for_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {
+        "megatron/training/arguments.py": f"{ARGUMENTS}group.add_argument('--num-workers', choices=['auto', '0'])\n"
+    }
+    text = MEGATRON.replace("--varlen-budget 4", "--varlen-budget 4 --num-workers auto")
+    assert errors(checked(text, "a.sh", source, tmp_path, monkeypatch)) == set()
+    Path("examples/b.sh").write_text(text.replace("--num-workers auto", "--num-layers 0"))
+    assert ("value.invalid", "num_layers") in errors(check("examples/b.sh"))
+    (tmp_path / "megatron/training/arguments.py").write_text(ARGUMENTS)
+    checkout.names_of.cache_clear()
+    assert errors(check("examples/a.sh")) == {("value.invalid", "num_workers")}

@@ -68,6 +68,8 @@ IGNORED = "this checkout ignores keys that it does not define"
 _BUILDS = re.compile(r"\btype\(k\.title\(\)|def _dict_to_dataclass\b")  # sections of a config file
 _REJECTS = re.compile(r"\binvalid_fields\b|\bunknown_(?:keys|fields)\b")
 _ABSENT_VALUE = re.compile(r": allowed: |: was removed: |does not exist|\bhas no\b")
+_OF_TYPE = re.compile(r"must be (?:true or false|an? (?:integer|number))")  # the key may have words in a checkout
+_NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
 _MISSPELLED = re.compile(r"did you mean|it is written")
 
 
@@ -169,8 +171,9 @@ def _is_defined(framework: Framework, root: str, settings: Settings, finding: Fi
     if finding.rule == PRESET:
         module = _MODULE.match(finding.message)
         return module is not None and any(Path(root, "torchtitan", one, module[1]).is_dir() for one in MODULES)
-    if finding.rule == "value.invalid" and not _ABSENT_VALUE.search(finding.message):
-        return False  # the value exists, and fails beside others
+    is_word = bool(_OF_TYPE.search(finding.message)) and not _NUMBER.fullmatch(value)
+    if finding.rule == "value.invalid" and not is_word and not _ABSENT_VALUE.search(finding.message):
+        return False  # the value exists, and fails beside others, or is out of range
     if finding.rule in VALUES:
         found = names_of(framework.name, root)
         listed = [str(one) for one in setting.value] if setting is not None and isinstance(setting.value, list) else []
