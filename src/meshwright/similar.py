@@ -15,6 +15,7 @@ from typing import NamedTuple
 LONGEST = 200  # characters of a name that are compared
 SHORT = 5  # characters up to which one wrong letter is all, and the first letter must be right
 LEFT_OUT = 0.1  # distance per word or number that a short form leaves out
+LONG, ENDING = 10, 3  # letters of a name that is known by its start, and of the end that it lacks
 MARGIN = 0.35  # of distance between the best name and the last one shown
 LEAST_SHARE = 0.3  # of a name that the words of its short form must cover
 PREFIX_SHARE = 0.5  # of a name that its first letters must cover
@@ -112,6 +113,12 @@ def misspelled(name: str, known: Iterable[str]) -> list[str]:
     typed = _name(name)
     found = [(wrong, one) for one in known if (wrong := _typo(typed, _name(one))) is not None]
     return [one for _, one in sorted(found)]
+
+
+def cut_short(name: str, known: Iterable[str]) -> str:
+    """Return the only known name of which a long one has all but the last letters: gradient_checkpoint; else empty."""
+    found = [one for one in known if one.startswith(name) and 0 < len(one) - len(name) <= ENDING]
+    return found[0] if len(name) >= LONG and len(found) == 1 else ""
 
 
 def is_slip(name: str, known: str) -> bool:

@@ -531,6 +531,7 @@ DPOTrainer(model="Qwen/Qwen3-8B", args=args, train_dataset=data).train()
     [
         ("learning_rate=1e-5, beta=0.1, max_prompt_length=4", ""),
         ("learnign_rate=1e-5", "key.unknown"),
+        ("gradient_checkpoint=True", "key.unknown"),
         ('optim="adamw_8bits"', "value.invalid"),
         ("bf16=True, fp16=True", "value.invalid"),
         ('save_strategy="step"', "value.invalid"),

@@ -58,8 +58,9 @@ def _misspelled(call: ast.Call, name: str, known: set[str], path: str) -> Iterat
     for word in call.keywords:
         if word.arg is None or word.arg in known:
             continue
-        near = next(iter(similar.misspelled(word.arg, tuple(known))), "")
-        if not near or near in given or not similar.is_slip(word.arg, near):
+        near = next((one for one in similar.misspelled(word.arg, tuple(known)) if similar.is_slip(word.arg, one)), "")
+        near = near or similar.cut_short(word.arg, known)
+        if not near or near in given:
             continue
         message = f"{name} has no {word.arg}: TypeError at start; did you mean {near}?"
         fix = (f"{near}={ast.unparse(word.value)}",)

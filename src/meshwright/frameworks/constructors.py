@@ -213,7 +213,7 @@ def _meant(owner: str, keyword: str) -> str:
 
     table = read_table(TABLE)
     near = similar.misspelled(keyword, table.owners[owner])
-    return near[0] if near else synonym(table, owner, keyword)
+    return near[0] if near else similar.cut_short(keyword, table.owners[owner]) or synonym(table, owner, keyword)
 
 
 def _removed(owner: str) -> Removed:
