@@ -174,7 +174,7 @@ def test_program_and_its_deepspeed_config_have_one_repair(tmp_path: Path, monkey
     assert {"deepspeed.two-dtypes", "deepspeed.batch-arithmetic", "deepspeed.argument-mismatch"} < {*rules}
     assert result.repair is not None
     settings = {*result.repair.overrides}
-    assert '"fp16": {"enabled": "auto"}' in settings  # two-dtypes, and the default of the program's fp16
+    assert '"fp16": {"enabled": false}' in settings
     for one in result.findings:
         if one.severity == "error":
             assert one.fix, one.rule
@@ -231,6 +231,26 @@ def test_remedies_of_a_trainer_program_are_arguments_of_the_trainer(
     there = [text for one in damaged.remedies for text in one.there]
     assert "warmup_steps=100" in there
     assert not any("scheduler" in text or "300000" in text for text in there)
+
+
+def test_remedies_of_a_job_are_written_where_its_program_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = ', deepspeed="ds.json", gradient_accumulation_steps=1'
+    program = EAGER.format(kernel="sdpa", more=more).replace("max_steps=1000", "num_train_epochs=2")
+    (tmp_path / "train.py").write_text(program.replace("bf16=True", "fp16=True"))
+    (tmp_path / "run.sh").write_text("deepspeed --num_nodes 8 --num_gpus 8 train.py\n")
+    (tmp_path / "ds.json").write_text(
+        '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3},\n'
+        ' "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}'
+    )
+    _trainer_log(tmp_path)
+    checkup = mw.diagnose("nan.log", recipe="run.sh", gpus="8x8xH200")
+    (damaged,) = [one for one in checkup.findings if one.rule == "loss.not-a-number"]
+    there = {one.try_: one.there for one in damaged.remedies}
+    assert there[("schedule.warmup_steps=100",)] == ("train.py: warmup_steps=100",)
+    assert there[("precision.compute=bf16",)] == ("train.py: bf16=True", "train.py: without fp16")
 
 
 def test_large_numbers_of_a_diagnosis_have_all_digits() -> None:

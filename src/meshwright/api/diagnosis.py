@@ -90,7 +90,8 @@ def _with_required(found: Checkup, run: Run, case: Case | None, request: request
         return found
 
     def possible(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-        pairs = [(one, file.with_required(one.there) if one.there else ()) for one in remedies]
+        written = [(one, file.in_program(one.try_) or one.there) for one in remedies]
+        pairs = [(one, file.with_required(there) if there else ()) for one, there in written]
         return tuple(msgspec.structs.replace(one, there=there) for one, there in pairs if there is not None)
 
     findings = [msgspec.structs.replace(one, remedies=possible(one.remedies)) for one in found.findings]

@@ -148,7 +148,7 @@ def _with_batch_note(result: CheckResult, imported: ImportedRecipe) -> CheckResu
     case = case_of(result.recipe, result.model, on, result.engine)
 
     def written(changes: Sequence[str]) -> str:
-        return " ".join(_their_fix(imported, result.recipe, changes))
+        return " ".join(their_fix(imported, result.recipe, changes))
 
     notes = batch_notes(case, result.findings, float(estimate.step_s), result.repair, written)
     return msgspec.structs.replace(result, notes=(*result.notes, *notes)) if notes else result
@@ -170,7 +170,7 @@ def _our_repair(imported: ImportedRecipe, gpus: str | None) -> tuple[str, ...]:
     case = next(_cases(imported, candidates), None)
     stated = GLOBAL_BATCH in imported.typed or GLOBAL_BATCH in imported.mapped.source_keys
     change = {} if case is None else find_repair_of_file(case, follows_ranks=not stated)
-    return _their_fix(imported, case.recipe, as_overrides(change)) if case is not None and change else ()
+    return their_fix(imported, case.recipe, as_overrides(change)) if case is not None and change else ()
 
 
 def _check(
@@ -443,7 +443,7 @@ def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Findin
     return msgspec.structs.replace(
         finding,
         field=field if is_of_accelerate else key or field,
-        fix=_their_fix(imported, recipe, finding.fix),
+        fix=their_fix(imported, recipe, finding.fix),
         file=setting.file if setting else imported.parsed.files[0] if imported.parsed.files else "",
         line=setting.line if setting else 0,
     )
@@ -454,7 +454,7 @@ def _their_key(imported: ImportedRecipe, recipe: Recipe, field: str) -> str:
     return next(iter(settings), "")
 
 
-def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
+def their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
     """Translate overrides to the framework's settings; empty if one has no key and is not derived."""
     framework, model = imported.framework, imported.model
     if not fix or model is None:

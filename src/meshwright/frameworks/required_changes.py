@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.frameworks.check_file import findings_without_fixes
+from meshwright.frameworks.check_file import findings_without_fixes, their_fix
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.our_fixes import changed_content
+from meshwright.frameworks.to_recipe import import_recipe
+from meshwright.frameworks.trainer_fields import is_trainer
 from meshwright.models import ModelSpec
 from meshwright.rules import Finding
 
@@ -21,6 +23,16 @@ class ChangedFile:
     def __init__(self, framework: Framework, content: Content, gpus: str | None, model: ModelSpec | None) -> None:
         self._framework, self._content, self._gpus, self._model = framework, content, gpus, model
         self._known = {_place(one) for one in self._errors(content)}
+
+    def in_program(self, overrides: Sequence[str]) -> tuple[str, ...]:
+        """Return overrides as check writes them where a program of the Trainer has its arguments; else nothing."""
+        try:
+            imported = import_recipe(self._framework, self._content, self._model)
+            given = imported.parsed.program.given
+            in_code = any(one.file.endswith(".py") for one in given.values())
+            return their_fix(imported, imported.recipe, overrides) if in_code and is_trainer(given) else ()
+        except InputError:  # a variable, or a remedy in words
+            return ()
 
     def with_required(self, change: Sequence[str]) -> tuple[str, ...] | None:
         """Return a change with the settings that it needs; None if it leads to an error without a fix.

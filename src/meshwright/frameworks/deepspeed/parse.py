@@ -301,7 +301,7 @@ def _disagreements(
             if configured is None or argument is None or not _contradict(configured.value, argument.value):
                 continue
             by_default = name not in arguments
-            where = configured if by_default else argument
+            where = arguments.get("deepspeed", configured) if by_default else argument
             yield Finding(
                 "deepspeed.argument-mismatch",
                 "error",
