@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from meshwright import costs
@@ -143,3 +144,22 @@ def test_steps_match_published_ones(model, gpus, names, step_s, tolerance):
     assert costs.estimate(case(model, gpus, **{"seq_length": 4096, **names})).step_s == pytest.approx(
         step_s, rel=tolerance
     )
+
+
+LAYOUTS = {"strategy": ["fsdp2", "megatron_fsdp", "ddp"], "cp": [1, 2, 1], "offload": ["none", "none", "optimizer"]}
+IGNORED = {
+    "attention": "eager", "overlap_param_gather": False, "overlap_grad_reduce": False, "defer_grad_sync": True,
+    "fp8_gather": True, "grads": "bf16",
+}  # fmt: skip
+"""Values that engines replace in some of these layouts, and not in the others."""
+
+
+@pytest.mark.parametrize("engine", ["meshwright", "automodel"])
+@pytest.mark.parametrize("field", IGNORED)
+def test_layouts_at_once_are_estimated_as_each_alone_where_an_engine_ignores_a_value(field: str, engine: str) -> None:
+    asked = case(llama(), "16xH100", engine=engine).replace(**{field: IGNORED[field]})
+    together = costs.estimate(asked.replace(**{name: np.array(each) for name, each in LAYOUTS.items()}))
+    for row in range(3):
+        alone = costs.estimate(asked.replace(**{name: each[row] for name, each in LAYOUTS.items()}))
+        assert together.step_s[row] == pytest.approx(float(alone.step_s), rel=1e-9)
+        assert together.memory.total[row] == pytest.approx(float(alone.memory.total), rel=1e-9)

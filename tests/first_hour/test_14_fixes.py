@@ -168,3 +168,38 @@ def test_a_fix_in_another_frameworks_keys_works_in_its_file(tmp_path: Path) -> N
         after = call(*words)
         assert finding["rule"] not in {one["rule"] for one in after.findings}, finding
         assert after.errors <= before.errors, finding
+
+
+@pytest.mark.parametrize(
+    ("words", "fixes"),
+    [
+        (
+            ("estimate", "llama3_8b_sft_config", "--gpus", "2xH100", "architecture.hidden=100"),
+            ["architecture.hidden=128"],
+        ),
+        (("estimate", "llama3_8b_sft_config", "--gpus", "2xH100", "architecture.heads=7"), ["architecture.heads=8"]),
+        (("check", "llama3_8b_peft_config", "peft.targets=[qkw,nonsense,fc3]"), ["peft.targets=qkv"]),
+        (("check", "llama3_8b_sft_config", "data.validation_part=ten"), []),
+    ],
+)
+def test_fixes_correct_every_wrong_part_of_a_value(words: tuple[str, ...], fixes: list[str]) -> None:
+    """10 of a hundred samples is a share that no field accepts; a name like none is left out."""
+    answer = call(*words)
+    assert answer.code == 2
+    assert [one for one in answer.error["fix"] if one != "data.validation_part=0.0"] == fixes
+    for fix in fixes:
+        assert call(*words[:-1], fix).code in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "llama3_8b_sft_config", "kernels.attention=flash"),
+        ("check", "llama3_8b_sft_config", "--engine", "automodel", "kernels.overlap_param_gather=false", "layout.tp=3"),
+        ("estimate", "llama3_70b_pretrain_config", "--gpus", "1xRTX4090", "architecture.head_dim=64"),
+    ],
+)
+def test_values_that_an_engine_replaces_in_some_layouts_are_answered(words: tuple[str, ...]) -> None:
+    answer = call(*words)
+    assert answer.code in (0, 1)
+    assert answer.findings

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from meshwright import clusters, frameworks
+from meshwright import clusters, frameworks, planner, rules
 from meshwright.errors import InputError
 from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult
 from meshwright.models import ModelSpec
@@ -70,14 +70,29 @@ def _with_working_fix(
         return msgspec.structs.replace(finding, fix=(converting,), no_fix="")
     same = frameworks.superseded(theirs, [finding])
     ours = [one.fix for one in checked.findings if one.rule in same and one.fix]
+    before = set[str]().union(*_errors_after(theirs, checked, ()))
+    works: list[tuple[str, ...]] = []
     for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
         with suppress(InputError):
-            changed = override.apply(checked.recipe, fix)
-            written = frameworks.export(theirs, changed, checked.model, checked.cluster)
-            after = framework_findings(theirs, written, checked.model, checked.cluster)
-            if finding.rule not in {one.rule for one in after}:
+            errors = _errors_after(theirs, checked, fix)
+            if any(finding.rule in names for names in errors):
+                continue
+            works.append(fix)
+            if all(names & before for names in errors):
                 return msgspec.structs.replace(finding, fix=fix, no_fix="")
+    if works:  # each leads to another error, which has a fix of its own
+        return msgspec.structs.replace(finding, fix=works[0], no_fix="")
     return msgspec.structs.replace(finding, fix=(), no_fix=finding.no_fix or NO_OVERRIDE)
+
+
+def _errors_after(theirs: frameworks.Framework, checked: RecipeCheckResult, fix: Sequence[str]) -> list[set[str]]:
+    """Return the rules of each error after a fix: ours, or the framework's with those of ours that it supersedes."""
+    recipe, model, on = override.apply(checked.recipe, fix), checked.model, checked.cluster
+    written = frameworks.export(theirs, recipe, model, on)
+    found = [one for one in framework_findings(theirs, written, model, on) if one.severity == "error"]
+    case = planner.case_of(recipe, model, on, checked.engine)
+    ours = [{rule.id} for rule in rules.applicable(case, ("error",)) if bool(rule.broken(case))]
+    return [*ours, *({one.rule, *frameworks.superseded(theirs, [one])} for one in found)]
 
 
 def is_open(finding: RuleFinding) -> bool:

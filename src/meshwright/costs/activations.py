@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from meshwright.costs.memory_constants import DELTA_CHUNK, IMAGE_SHARE, MAMBA_CHUNK, OWN_CHUNK, SCORE_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.vectorize import BYTES, Column, larger, smaller, where
@@ -220,9 +222,10 @@ def _attention_parts(case: Case, mixer: Attention) -> Parts:
         "proj": size * (mixer.q_width + gate + kv + rotated) / tp,
         "core": (size * (mixer.out_width + gate) + 4 * mixer.heads) / tp,
     }
-    if case.attention == "eager":
+    eager = case.attention == "eager"
+    if np.any(eager):
         each = SCORE_BYTES.get(getattr(case, "attention_kernel", "eager"), SCORE_BYTES["eager"])
-        parts["scores"] = (each + 1.0 * getattr(case, "dropout", False)) * mixer.heads * case.seq_length / tp
+        parts["scores"] = eager * (each + 1.0 * getattr(case, "dropout", False)) * mixer.heads * case.seq_length / tp
     return parts
 
 

@@ -151,12 +151,10 @@ def dp_s(
     return where(each_time, joint, separate)
 
 
-def _exposed(comm: Column, window: Column, overlaps: bool, visible: float) -> Column:
+def _exposed(comm: Column, window: Column, overlaps: Column, visible: float) -> Column:
     """Return the exposed part of communication that may overlap with a window of compute."""
-    if not overlaps:
-        return comm
     room = window * (1 - visible)
-    return larger(comm - room, 0.0) + visible * smaller(comm, room)
+    return where(overlaps, larger(comm - room, 0.0) + visible * smaller(comm, room), comm)
 
 
 def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankParams, trained: RankParams) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from meshwright.costs.activations import residual_shards
 from meshwright.costs.flops import core_flops, training_factor, vision_flops
@@ -85,12 +86,14 @@ def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tu
     if isinstance(mixer, Mamba2 | GatedDelta | LinearMixer):
         return flops / (speed.scan * speed.engine.scan.get(SCANS.get(type(mixer), ""), 1.0)), 2.0
     width = mixer.head_dim if isinstance(mixer, Attention) else (mixer.qk_head + mixer.v_head) / 2
-    if case.attention == "eager":
-        return _eager_s(case, speed, mixer, count), 2.0
+    eager = case.attention == "eager"
     # Softmax costs the same for narrow heads as for wide ones, and blocks on the diagonal are half wasted.
     narrow = (1 + speed.softmax / min(width, WIDEST_HEAD)) / (1 + speed.softmax / WIDE_HEAD)
     wide = speed.engine.wide_heads if width > WIDE_HEAD else 1.0
     spent = flops * narrow * wide * (1 + speed.block / _span(mixer, case.seq_length)) / speed.core
+    if np.any(eager):
+        slow = _eager_s(case, speed, mixer, count)
+        return where(eager, slow, spent), where(eager, 2.0, speed.shared.attention_backward)
     return spent, speed.shared.attention_backward
 
 

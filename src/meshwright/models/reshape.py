@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -168,13 +168,30 @@ def _mixer(mixer: Mixer, old_hidden: int, change: _Change) -> Mixer:
     hidden, heads = change.hidden or old_hidden, change.heads or mixer.heads
     kv_heads = change.kv_heads or (heads if mixer.kv_heads == mixer.heads else mixer.kv_heads)
     if heads % kv_heads:
-        raise InputError(f"heads={heads} is not divisible by kv_heads={kv_heads}", field="kv_heads", value=kv_heads)
+        works = {"heads": _multiple(heads, kv_heads), "kv_heads": _divisor(kv_heads, heads)}
+        reason = f"heads={heads} is not divisible by kv_heads={kv_heads}"
+        raise InputError(reason, field="kv_heads", value=kv_heads, fix=_typed_fixes(change, works))
     head_dim = change.head_dim or mixer.head_dim
     if change.head_dim is None and mixer.q_width == old_hidden:
         if hidden % heads:
-            raise InputError(f"hidden={hidden} is not divisible by heads={heads}", field="heads", value=heads)
+            works = {"hidden": _multiple(hidden, 2 * heads), "heads": _divisor(heads, hidden)}
+            reason = f"hidden={hidden} is not divisible by heads={heads}"
+            raise InputError(reason, field="heads", value=heads, fix=_typed_fixes(change, works))
         head_dim = hidden // heads
     return msgspec.structs.replace(mixer, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def _multiple(size: int, of: int) -> int:
+    return max(1, round(size / of)) * of
+
+
+def _divisor(size: int, of: int) -> int:
+    return next(one for one in range(min(size, of), 0, -1) if of % one == 0)
+
+
+def _typed_fixes(change: _Change, works: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the sizes that work as overrides, of those that were typed."""
+    return tuple(f"architecture.{name}={size}" for name, size in works.items() if getattr(change, name) is not None)
 
 
 def _ffn(ffn: Ffn, change: _Change) -> Ffn:

@@ -101,7 +101,8 @@ def _size_command(case: Case, typed: Collection[str]) -> str:
     """Return the command that finds GPUs for this training: its length of samples, and every field the user set."""
     recipe, keys = case.recipe, keys_by_flat_name()
     own = () if index.is_known(recipe.name) else request_overrides(recipe)  # a file's contract is not the catalogue's
-    fields = (format_override(keys[name], getattr(case, name)) for name in sorted(typed))
+    typed_keys = {keys[name]: name for name in sorted(typed) if not keys[name].startswith("architecture.")}
+    fields = (format_override(key, getattr(case, name)) for key, name in typed_keys.items())
     length = format_override(SEQ_LENGTH, recipe.data.seq_length)
     overrides = [one for one in dict.fromkeys((*shape_overrides(recipe), *own, *fields)) if one != length]
     words = ("meshwright", "size", recipe.model, "--goal", recipe.goal, "--gpu", _node_words(case))

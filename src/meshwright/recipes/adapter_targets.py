@@ -6,6 +6,7 @@ As in peft, a name matches the end of a module's path, and a regular expression 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from meshwright.errors import InputError, closest
@@ -56,19 +57,20 @@ def target_names() -> tuple[str, ...]:
 
 def require_targets(targets: tuple[str, ...]) -> None:
     """Raise if a target is neither a known name nor a valid regular expression."""
+    names = target_names()
     for target in targets:
         if REGEX.search(target):
             _compiled(target)
-        elif target not in target_names() and not _is_path(target):
-            near = closest(target, target_names())
-            raise InputError(
-                f"unknown linear layer; groups: {', '.join(GROUPS)}; Hugging Face names: {ALL_LINEAR}, "
-                f"{', '.join(name for name in target_names() if name not in (*GROUPS, ALL_LINEAR))}; "
-                "or a regular expression for module paths",
-                field=FIELD,
-                value=target,
-                fix=tuple(_replaced(targets, target, name) for name in near),
-            )
+    unknown = [one for one in targets if not (REGEX.search(one) or one in names or _is_path(one))]
+    if unknown:
+        raise InputError(
+            f"unknown linear layer{'s' if len(unknown) > 1 else ''}; groups: {', '.join(GROUPS)}; Hugging Face names: "
+            f"{ALL_LINEAR}, {', '.join(name for name in names if name not in (*GROUPS, ALL_LINEAR))}; "
+            "or a regular expression for module paths",
+            field=FIELD,
+            value=",".join(unknown),
+            fix=_corrections(targets, {one: closest(one, names) for one in unknown}),
+        )
 
 
 def may_be_target(target: str) -> bool:
@@ -77,9 +79,13 @@ def may_be_target(target: str) -> bool:
     return not is_name or bool(misspelled(target, (*target_names(), "all")))
 
 
-def _replaced(targets: tuple[str, ...], target: str, name: str) -> str:
-    """Return the override with another name for one target; the others stay."""
-    return f"{FIELD}={','.join(dict.fromkeys(name if one == target else one for one in targets))}"
+def _corrections(targets: tuple[str, ...], near: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return overrides in which all unknown targets have names like them; a target like none is left out."""
+    found = []
+    for choice in range(max(map(len, near.values()))):
+        names = {one: like[min(choice, len(like) - 1)] if like else "" for one, like in near.items()}
+        found.append(",".join(dict.fromkeys(name for one in targets if (name := names.get(one, one)))))
+    return tuple(f"{FIELD}={text}" for text in dict.fromkeys(found))
 
 
 def is_target(path: str, targets: tuple[str, ...]) -> bool:

@@ -39,7 +39,11 @@ def parse(info: RecipeField, text: str, key: str = "") -> Any:
     type_, optional = bare_type(info.type)
     if optional and text.strip().lower() in ("null", "none"):
         return None
-    value = _parse(type_, text.strip(), key)
+    try:
+        value = _parse(type_, text.strip(), key)
+    except InputError as error:
+        error.fix = tuple(one for one in error.fix if _is_in_range(info, one.partition("=")[2], key))
+        raise
     try:
         msgspec.convert(value, info.type)
     except msgspec.ValidationError as error:
@@ -47,6 +51,14 @@ def parse(info: RecipeField, text: str, key: str = "") -> Any:
         wanted = wanted.replace("int ", "an integer ").replace("float ", "a number ")
         raise InputError(f"must be {wanted} ({info.text})", field=key, value=text) from error
     return value
+
+
+def _is_in_range(info: RecipeField, text: str, key: str) -> bool:
+    try:
+        parse(info, text, key)
+    except InputError:
+        return False
+    return True
 
 
 def is_map(info: RecipeField) -> bool:
