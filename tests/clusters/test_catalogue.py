@@ -150,6 +150,24 @@ def test_rtx_6000_alone_is_refused(written: str) -> None:
         gpu(written)
 
 
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("A100-64", ("A100-80", 64)), ("NVIDIA A100-SXM-64GB", ("A100-80", 64)), ("RTX4090-48", ("RTX4090", 48))],
+)
+def test_a_variant_is_described_by_what_differs(name: str, variant: tuple[str, int]) -> None:
+    with pytest.raises(InputError) as caught:
+        gpu(name)
+    assert caught.value.reason.endswith(
+        'a cluster file names what differs: gpu = "{}" and memory_gib = {}'.format(*variant)
+    )
+
+
+def test_a_memory_that_the_catalogue_has_is_no_variant() -> None:
+    with pytest.raises(InputError) as caught:
+        gpu("A100x80")
+    assert "variant" not in caught.value.reason
+
+
 def test_nonsense_lists_known_names() -> None:
     with pytest.raises(InputError, match="known: A10, A100-40"):
         gpu("§§§")

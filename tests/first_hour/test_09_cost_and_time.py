@@ -79,9 +79,9 @@ def test_a_cluster_file_has_price_fabric_and_nodes(meshwright: Any, tmp_path: Pa
     twelve = next(one for one in sized["sizes"] if one["gpus"] == 12)
     assert twelve["nodes"] == "3x4"
     assert twelve["cost"] == pytest.approx(0.9 * twelve["gpu_hours"])
-    assert (
-        meshwright("recommend", "qwen3-0.6b", "--gpus", str(own), *words, "--price", "2").json["budget"]["price"] == 2
-    )
+    for price, currency in (("2", "EUR"), ("2USD", "USD")):  # a bare number is in the currency of the file
+        other = meshwright("recommend", "qwen3-0.6b", "--gpus", str(own), *words, "--price", price).json["budget"]
+        assert (other["price"], other["currency"]) == (2, currency)
 
 
 @pytest.mark.parametrize("node", [1, 4, 6, 8])

@@ -684,6 +684,12 @@ def test_unsupported_recipe_is_rejected(name: str) -> None:
         frameworks.export(frameworks.framework("megatron-lm"), recipe, find(recipe.model), cluster(recipe.cluster))
 
 
+def test_a_model_whose_norms_no_flag_has_is_refused_with_the_reason() -> None:
+    recipe = index.load("olmoe_7b_pretrain_config")
+    with pytest.raises(InputError, match="normalizes every head, and this model its whole queries and keys"):
+        frameworks.export(frameworks.framework("megatron-lm"), recipe, find(recipe.model), cluster("8xH200"))
+
+
 def test_program_includes_environment() -> None:
     theirs, recipe = frameworks.framework("megatron-lm"), changed(pretrain("llama3_8b", 8), {"layout.tp": 2})
     for gpus, expected in (("8xH100", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), ("8xB200", {})):

@@ -22,6 +22,8 @@ def price_for(request: Asked | requests.Size, question: Question) -> planner.Pri
     )
     if given is None and on.price is not None:
         given = price_per_hour(on.price, request.currency or on.currency or None)
+    elif given is not None and not given[1]:  # a bare number is in the currency of the cluster file
+        given = (given[0], on.currency)
     if given is None and request.currency is not None:
         price_per_hour(None, request.currency)
     return None if given is None else planner.Price(*given)

@@ -26,7 +26,7 @@ def gpu(name: str) -> Gpu:
         names = [known.name for known in gpus()]
         error = unknown("GPU", name.strip()[:80], names, "meshwright gpus")
         if not error.fix and (near := _of_family(name, names)):
-            reason = f"unknown GPU {name.strip()[:80]}; did you mean {' or '.join(near)}?"
+            reason = f"unknown GPU {name.strip()[:80]}; did you mean {' or '.join(near)}?{_variant(name, near)}"
             error = InputError(reason, field="GPU", value=error.value, fix=near)
         error.fix = error.fix or closest(re.sub(r"x[0-9]+$", "", name.strip()[:80]), names)  # 8xH100x2 names an H100
         raise error
@@ -35,9 +35,19 @@ def gpu(name: str) -> Gpu:
 
 def _of_family(name: str, names: list[str]) -> list[str]:
     """Return the GPUs of the same name up to the first dash (A100-40 for A100-60), else of the same model number."""
-    family = name.strip().lower().split("-")[0]
+    family = name.strip().lower().removeprefix("nvidia").strip(" -_").split("-")[0]
     found = [one for one in names if one.lower().split("-")[0] == family]
     return (found or [one for one in names if _model_number(name) and _model_number(one) == _model_number(name)])[:4]
+
+
+def _variant(name: str, near: list[str]) -> str:
+    """Return how to describe a GPU that has another memory than those of its family; empty if its name has none."""
+    named = re.search(r"[- x]([0-9]{2,3})(?:gi?b|g)?$", name.strip().lower())
+    known = [gpu(one) for one in near]
+    if named is None or any(abs(one.memory_gib / int(named[1]) - 1) <= SAME_MEMORY for one in known):
+        return ""
+    closest_one = min(known, key=lambda one: abs(one.memory_gib - int(named[1])))
+    return f' For a variant, a cluster file names what differs: gpu = "{closest_one.name}" and memory_gib = {named[1]}'
 
 
 def _model_number(name: str) -> str:

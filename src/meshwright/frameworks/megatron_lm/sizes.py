@@ -99,6 +99,9 @@ def _mixer(mixer: Any, model: ModelSpec) -> dict[str, Any]:
     if not isinstance(mixer, Attention):
         reason = f"Megatron-LM has no {mixer.kind} layers as this model has"
         raise InputError(reason, field="model", value=model.name, fix=("--to deepspeed",))
+    if mixer.qk_norm == "full":
+        reason = "Megatron-LM's --qk-layernorm normalizes every head, and this model its whole queries and keys"
+        raise _unsupported(model, reason)
     grouped = mixer.kv_heads != mixer.heads
     plain = model.hidden == mixer.heads * mixer.head_dim
     return {
