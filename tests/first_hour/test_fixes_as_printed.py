@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,18 @@ def test_size_names_the_batch_with_which_the_own_gpus_are_enough(meshwright: Any
     typed = ("size", "m13", "--goal", "pretrain", "--gpu", "cluster.toml", "--tokens", "1.5T", "--seq", "8k")
     found = meshwright(*typed, "--days", "28", "--max-gpus", "96").out
     assert "your 96 GPUs are enough with train.global_batch_size=576" in " ".join(found.split())
+
+
+def test_size_names_the_batch_that_divides_by_the_own_gpus(meshwright: Any, here: Path) -> None:
+    typed = ("size", "m13", "--goal", "pretrain", "--gpu", "cluster.toml", "--tokens", "1.5T", "--seq", "8k")
+    found = " ".join(meshwright(*typed, "--max-gpus", "96").out.split())
+    assert re.search(
+        r"your 96 GPUs train 1\.[1-9]\d times the tokens per second with train\.global_batch_size=\d+: [\d.]+ days in "
+        r"place of [\d.]+; \d+ divides into few layouts of 96 GPUs; a new experiment",
+        found,
+    )
+    kept = meshwright(*typed, "--max-gpus", "96", "train.global_batch_size=512").out
+    assert "divides into few layouts" not in kept
 
 
 @pytest.mark.parametrize("text", ["GB200-NVL72", "1x72xGB200"])

@@ -23,7 +23,7 @@ from meshwright.planner.plan import Plan, Question, calibration_notes
 from meshwright.planner.published import keeps_recipe_layout
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.reliability import Reliability, reliability
-from meshwright.planner.scaling import divisible_batches
+from meshwright.planner.scaling import MIN_SLOWDOWN, divisible_batches
 from meshwright.planner.search import SEARCHED_NAMES, Candidate, any_fits, any_legal, as_overrides, best
 from meshwright.planner.storage import Storage, storage_of
 from meshwright.recipes import overrides as override
@@ -207,10 +207,13 @@ def size(
             *notes,
             *_offload_notes(found),
             *_late_notes(in_time, fitting, days),
-            *(
-                _batch_in_time(question, overrides, tokens, days, own)
-                if not in_time or in_time.gpus > (own or inf)
-                else ()
+            *_batch_notes(
+                question,
+                overrides,
+                Budgeted(tokens, price, days),
+                own,
+                next((s for s in found if s.gpus == own), None),
+                is_late=days is not None and tokens is not None and (not in_time or in_time.gpus > (own or inf)),
             ),
         ),
         assumed=(
@@ -261,6 +264,17 @@ def _batch_taken(baseline: Baseline, question: Question, overrides: Sequence[str
     return ()
 
 
+GLOBAL_BATCH = "train.global_batch_size"
+
+
+class Budgeted(NamedTuple):
+    """What a count is sized for."""
+
+    tokens: float | None
+    price: Price | None
+    days: float | None
+
+
 def _within(one: Size, days: float | None) -> bool:
     return days is not None and one.days is not None and one.days <= days
 
@@ -280,19 +294,29 @@ def _late_notes(in_time: Size | None, fitting: Sequence[Size], days: float | Non
     )
 
 
-def _batch_in_time(
-    question: Question, overrides: Sequence[str], tokens: float | None, days: float | None, own: int | None
+def _batch_notes(
+    question: Question, overrides: Sequence[str], asked: Budgeted, own: int | None, now: Size | None, is_late: bool
 ) -> Iterator[str]:
-    """Yield the batch with which the user's own GPUs are in time, if theirs divides into slower layouts."""
-    if own is None or own != question.cluster.world or tokens is None or days is None:
+    """Yield the batch with which the own GPUs are in time, or much faster, if theirs divides into few layouts."""
+    typed = any(text.startswith(f"{GLOBAL_BATCH}=") for text in overrides)
+    if own is None or own != question.cluster.world or (not is_late and (typed or now is None or not now.fits)):
         return
     batch = baseline_for(question, overrides).requested.train.global_batch_size
-    others = [f"train.global_batch_size={one}" for one in divisible_batches(batch, own)]
-    sizes = [(text, _size_for(baseline_for(question, (*overrides, text)), tokens, None, days)) for text in others]
-    fast = [(one.days or inf, text) for text, one in sizes if one is not None and one.fits and _within(one, days)]
-    if fast:
-        needed, text = min(fast)
-        yield f"your {gpu_count(own)} are enough with {text}: {needed:.3g} days; a new experiment"
+    others = [f"{GLOBAL_BATCH}={one}" for one in divisible_batches(batch, own)]
+    sizes = [(text, _size_for(baseline_for(question, (*overrides, text)), *asked)) for text in others]
+    fitting = [(one.tokens_per_s, text, one) for text, one in sizes if one is not None and one.fits]
+    if not fitting:
+        return
+    rate, text, found = max(fitting, key=lambda row: row[0])
+    needed = "" if found.days is None else f": {found.days:.3g} days"
+    if is_late and _within(found, asked.days):
+        yield f"your {gpu_count(own)} are enough with {text}{needed}; a new experiment"
+    elif not is_late and now is not None and rate >= MIN_SLOWDOWN * now.tokens_per_s:
+        before = "" if now.days is None else f" in place of {now.days:.3g}"
+        yield (
+            f"your {gpu_count(own)} train {rate / now.tokens_per_s:.2f} times the tokens per second with {text}"
+            f"{needed}{before}; {batch} divides into few layouts of {gpu_count(own)}; a new experiment"
+        )
 
 
 def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
