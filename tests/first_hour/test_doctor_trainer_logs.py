@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
@@ -117,7 +118,7 @@ def test_tokens_per_step_are_compared_with_the_file(meshwright: Any, tmp_path: P
     program.write_text(PROGRAM.replace("BATCH", "16").replace("PACKING", "False"))
     unpacked = meshwright(*typed).json
     assert rules(unpacked) == [], "samples that are not packed are shorter than the length"
-    assert any("2,048 per sample" in note for note in unpacked["notes"])
+    assert any("2,048 tokens on average" in note for note in unpacked["notes"])
 
 
 def test_a_learning_rate_unlike_the_files_is_the_first_suspect(meshwright: Any, tmp_path: Path) -> None:
@@ -308,3 +309,57 @@ def test_usage_shows_optional_arguments_in_brackets(meshwright: Any, verb: str) 
     usage = meshwright(verb, "--help").out.splitlines()[0]
     assert usage.endswith("]")
     assert meshwright("inspect", "--help").out.splitlines()[0].endswith(" MODEL")
+
+
+UNPACKED = """
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B", dtype="bfloat16")
+ds = load_dataset("json", data_files="chats.jsonl", split="train")
+args = SFTConfig(output_dir="out", max_length=4096, num_train_epochs=3, per_device_train_batch_size=4,
+    gradient_accumulation_steps=2, learning_rate=2e-5, bf16=True)
+SFTTrainer(model=model, args=args, train_dataset=ds).train()
+"""
+
+
+def unpacked_run(folder: Path, seconds: float) -> Path:
+    """Write a program whose samples are not packed, and the log of its run, which states no tokens."""
+    row = {"prompt": "How do I block my card? " * 4, "completion": "Open the app. " * 20}
+    folder.mkdir(exist_ok=True)
+    (folder / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 2000)
+    (folder / "train.py").write_text(UNPACKED)
+    text = "  Num examples = 2,000\n  Total train batch size (w. parallel, distributed & accumulation) = 8\n"
+    for step in range(10, 361, 10):
+        took = round(step * seconds)
+        text += f"  5%|█         | {step}/750 [{took // 60:02d}:{took % 60:02d}<20:00,  {seconds:.2f}s/it]\n"
+        text += f"{{'loss': {1 + 100 / (step + 100):.4f}, 'grad_norm': 0.6, 'learning_rate': 2e-05}}\n"
+    (log := folder / "hf.log").write_text(text)
+    return log
+
+
+def test_unpacked_samples_of_the_trainer_are_as_wide_as_the_rows_of_the_data(meshwright: Any, tmp_path: Path) -> None:
+    log = unpacked_run(tmp_path / "run", 0.5)  # read from another folder: the path of the data is that of the program
+    words = ("--recipe", str(tmp_path / "run/train.py"), "--gpus", "1xA100-80")
+    answer = meshwright("doctor", str(log), *words, "--json").json
+    shown = {one["name"]: one for one in answer["figures"]}
+    assert 8 * 60 / 0.5 < shown["tokens/s/GPU"]["measured"] < 8 * 120 / 0.5
+    assert shown["step time"]["estimate"] is None
+    assert any("tokens on average, counted in chats.jsonl" in note for note in answer["notes"])
+    assert not any("times as fast" in note or "impossible" in note for note in answer["notes"])
+    fitted = meshwright("calibrate", str(log), *words, "--json")
+    assert fitted.code == 0, fitted.err
+
+
+def test_rows_that_are_not_here_leave_the_speed_of_unpacked_samples_open(meshwright: Any, tmp_path: Path) -> None:
+    log = unpacked_run(tmp_path, 2.0)
+    (tmp_path / "chats.jsonl").unlink()
+    words = ("--recipe", str(tmp_path / "train.py"), "--gpus", "1xA100-80")
+    answer = meshwright("doctor", str(log), *words, "--json").json
+    assert not {"tokens/s/GPU", "MFU"} & {one["name"] for one in answer["figures"]}
+    length = "data.seq_length=100 data.pad_to_max_length=true"
+    assert any(length.replace("100", "N") in note for note in answer["notes"])
+    typed = figures(meshwright("doctor", str(log), *words, *length.split(), "--json").json)
+    assert typed["tokens/s/GPU"] == pytest.approx(8 * 100 / 2, rel=0.02)
+    assert "micro batch is padded" in meshwright("calibrate", str(log), *words).err

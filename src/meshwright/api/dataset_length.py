@@ -84,13 +84,18 @@ def epochs_beside(folder: Path | None) -> Callable[[Recipe], Epochs | None]:
     """Return epochs_of for the recipe of a file in `folder`: its program starts there, and so do relative paths."""
 
     def count(recipe: Recipe) -> Epochs | None:
-        name = recipe.data.dataset
-        if folder is None or not name or file_access.closed() or Path(name).expanduser().exists():
-            return epochs_of(recipe)
-        beside = ",".join(several_files(name, folder)) or (str(folder / name) if (folder / name).exists() else name)
-        return epochs_of(_trained_on(recipe, beside))
+        return epochs_of(with_data_beside(recipe, folder))
 
     return count
+
+
+def with_data_beside(recipe: Recipe, folder: Path | None) -> Recipe:
+    """Return the recipe of a file in `folder` with a relative path of its data as this process opens it."""
+    name = recipe.data.dataset
+    if folder is None or not name or file_access.closed() or Path(name).expanduser().exists():
+        return recipe
+    beside = ",".join(several_files(name, folder)) or (str(folder / name) if (folder / name).exists() else name)
+    return _trained_on(recipe, beside)
 
 
 def _trained_on(recipe: Recipe, dataset: str) -> Recipe:

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, doctor, models
 from meshwright.api import run_requests as requests
+from meshwright.api.counted_tokens import with_counted_tokens
 from meshwright.api.planning import estimate
 from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import model_named, typed_model
@@ -116,7 +117,9 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
         if batch_note:
             case, again = _case(run, request)
             notes = (*dict.fromkeys((*notes, *again)), batch_note)
-    run = run if case is None else _with_differences(with_all_gpus(run, case), request, case)
+    if case is not None:
+        run, padding_note = with_counted_tokens(with_all_gpus(run, case), case)
+        run, notes = _with_differences(run, request, case), (*notes, *filter(None, (padding_note,)))
     if case is None and request.gpus is not None and run.header.on_gpu:  # typed, though there is no estimate for them
         run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, gpus=str(request.gpus)))
     if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright import clusters, doctor, json_text
+from meshwright.api.counted_tokens import at_logged_length, with_counted_tokens
 from meshwright.costs.measurements import Measurement, of_case
 from meshwright.doctor import Run
 from meshwright.doctor.match_recipe import stated_fields
@@ -97,11 +98,13 @@ def measurement(run: Run, case: Case | None, why: str, stated: frozenset[str] | 
         return "it ran on CPUs, and the cost model is for GPUs"
     if case is None:
         return why
+    run, note = with_counted_tokens(run, case)
+    case = at_logged_length(run, case)
     stats = doctor.RunStats(run, case, None, stated)
     if not stats.enough:
         return "it has too few steps after warm-up"
     if stats.tokens_per_s is None:
-        return "the log does not state the tokens of a step, or its speed: the file of the run does"
+        return note or "the log does not state the tokens of a step, or its speed: the file of the run does"
     for differs in differing_file(stats):
         return differs.message
     measured = {"tokens_per_s_per_gpu": str(stats.tokens_per_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}

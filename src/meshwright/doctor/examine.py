@@ -74,6 +74,8 @@ def _needs_estimate(stats: RunStats) -> str:
         return _needs_steps(stats)
     if stats.step_s is None:
         return "step times or tokens per second in the log"
+    if stats.has_unknown_widths:
+        return "the tokens of a step, which the log does not state: data.seq_length=N data.pad_to_max_length=true"
     open_ = [key for key in ("data.seq_length", "train.global_batch_size") if not stats.states(key)]
     return f"the tokens of a step, which the log does not state: {' '.join(f'{key}=N' for key in open_)}"
 
@@ -332,13 +334,13 @@ def _impossible_figures(stats: RunStats) -> Iterator[str]:
     if stats.has_short_samples and stats.case is not None:
         tokens = round((header.logged_tokens(stats.world) or 0) / int(stats.case.global_batch_size))
         yield (
-            f"the log's tokens are {tokens:,} per sample, of a batch of {stats.case.global_batch_size}; the estimate "
+            f"samples have {tokens:,} tokens on average, in a batch of {stats.case.global_batch_size}; the estimate "
             f"is for {stats.case.seq_length:,}, so its speed is not compared: data.seq_length={max(tokens, 1)} "
             "estimates theirs"
         )
     if stats.estimate is not None and (stats.mfu or 0.0) > 1:
         yield f"an MFU of {stats.mfu:.0%} is impossible: the run and the estimate differ in model, batch size or GPU"
-    elif stats.estimate is not None and stats.slower and stats.enough and stats.case is not None:
+    elif stats.comparable and stats.slower and stats.enough and stats.case is not None and stats.estimate is not None:
         times, most = 1 / stats.slower, max(TOO_FAST, 1 + stats.estimate.band.step_pct / 100)
         if times > most:
             yield (
@@ -352,17 +354,17 @@ def figures(stats: RunStats) -> Iterator[Figure]:
     """Yield the main figures of a run, with the estimate if there is one."""
     estimate = stats.estimate
     if stats.step_s is not None:
-        yield Figure(f"step time{stats.assumed_batch}", "s", stats.step_s, stats.estimated_step_s)
+        expected = stats.estimated_step_s if stats.comparable else None
+        yield Figure(f"step time{stats.assumed_batch}", "s", stats.step_s, expected)
     if stats.tokens_per_s is not None:
         yield Figure(
             "tokens/s/GPU" if stats.run.header.on_gpu else "tokens/s/rank",
             "",
             stats.tokens_per_s,
-            float(estimate.tokens_per_s_per_gpu) if estimate is not None else None,
+            float(estimate.tokens_per_s_per_gpu) if estimate is not None and stats.comparable else None,
         )
     if stats.mfu is not None:
-        comparable = estimate is not None and stats.slower is not None
-        yield Figure("MFU", "", stats.mfu, float(estimate.mfu) if comparable and estimate is not None else None)
+        yield Figure("MFU", "", stats.mfu, float(estimate.mfu) if estimate is not None and stats.comparable else None)
     if _shows_logged_mfu(stats) and stats.logged_mfu is not None:
         yield Figure("MFU in the log", "", stats.logged_mfu)
     if stats.tflops is not None:

@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
+from meshwright.recipes.padding import padding_of
 from meshwright.recipes.types import field_value
 
 SECTIONS = 5
@@ -272,7 +273,17 @@ class RunStats:
         if logged := self.run.header.logged_tokens(self.world):
             return logged
         known = self.states("data.seq_length") and self.states("train.global_batch_size")
-        return self._assumed_tokens if known else None
+        return self._assumed_tokens if known and not self.has_unknown_widths else None
+
+    @property
+    def has_unknown_widths(self) -> bool:
+        """Whether the Trainer pads a micro batch to its longest sample, and its log does not state the tokens."""
+        case, run = self.case, self.run
+        if case is None or run.kind != "transformers" or not run.header.file:
+            return False
+        rates = any(one.tokens_per_s or one.all_tokens_per_s for one in run.steps)
+        stated = rates or run.header.logged_tokens(self.world) is not None
+        return not stated and padding_of(case.recipe, case.engine).to == "micro_batch"
 
     @property
     def has_short_samples(self) -> bool:
@@ -281,6 +292,11 @@ class RunStats:
         if case is None or logged is None or case.recipe.data.packing or case.goal == "pretrain":
             return False
         return bool(logged < FULL_SAMPLES * case.global_batch_size * case.seq_length)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the estimate is for steps of as many tokens as those that ran."""
+        return self.slower is not None and not self.has_short_samples
 
     @property
     def _assumed_tokens(self) -> int | None:
