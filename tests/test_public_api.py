@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 import meshwright
@@ -33,6 +36,21 @@ def test_load_override_check() -> None:
 
 def test_gpus_may_be_a_number() -> None:
     assert recommend("llama3-8b", 8, "peft").question.cluster.gpu.name == "H100"
+
+
+def test_gpus_may_be_a_cluster_with_the_links_memory_and_price_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text(
+        'gpu = "A100-80"\nnodes = 2\ngpus_per_node = 4\nmemory_gib = 64\nnetwork_gb_s = 12.5\nprice = 0.9\n'
+    )
+    own = meshwright.cluster(str(file))
+    assert recommend("llama3-8b", own, "sft").question.cluster == own
+    assert recommend("llama3-8b", meshwright.cluster("2x4xH100"), "sft").question.cluster.world == 8
+    assert meshwright.size("llama3-8b", "sft", own, tokens="1B").price == 0.9
+    more = msgspec.structs.replace(own, nodes=4)
+    with pytest.raises(InputError, match="its counts, links, memory or price are not those of") as caught:
+        recommend("llama3-8b", more, "sft")
+    assert 'gpus="cluster.toml"' in caught.value.fix
 
 
 def test_the_index_is_searchable() -> None:

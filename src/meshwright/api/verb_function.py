@@ -10,6 +10,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import msgspec
+
 from meshwright import extras
 from meshwright.api.inputs import Field, Request, fields_of, range_of, validated
 from meshwright.errors import InputError
@@ -147,12 +149,29 @@ class VerbFunction(Generic[P, R, T]):
 
 
 def _as_text(value: Any) -> Any:
-    """Return a value with paths (pathlib) as text, also inside lists and mappings."""
+    """Return a value with paths (pathlib) and clusters as text, also inside lists and mappings."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, msgspec.Struct):
+        return _cluster_as_text(value)
     if type(value) in (list, tuple):
         return type(value)(_as_text(one) for one in value)
     return {key: _as_text(one) for key, one in value.items()} if type(value) is dict else value
+
+
+def _cluster_as_text(value: msgspec.Struct) -> Any:
+    """Return what is typed for a cluster; other results stay.
+
+    Raise InputError for a cluster that was changed after it was read: no text has its links, memory and price.
+    """
+    from meshwright.clusters import Cluster, cluster
+
+    if not isinstance(value, Cluster):
+        return value
+    if cluster(value.argument) == value:
+        return value.argument
+    reason = f"its counts, links, memory or price are not those of {value.argument}: write them to a TOML file"
+    raise InputError(reason, field="gpus", value=str(value), fix=('gpus="cluster.toml"', f'gpus="{value.argument}"'))
 
 
 REMEMBERED = 64  # latest results of Python callers whose requests are kept
