@@ -160,6 +160,19 @@ def test_assumed_links_are_printed_with_the_key_that_sets_others(meshwright: Any
     assert "nvlink_domain" in line
 
 
+def test_bridges_of_pcie_cards_are_assumed_and_printed(meshwright: Any, tmp_path: Path) -> None:
+    words = ("recommend", "qwen2.5-7b", "--goal", "sft", "--gpus")
+    (line,) = _assumed(meshwright(*words, "2xA100-PCIe-80", "--json").json, "links")
+    assert line.startswith("NVLink bridges connect the 2 GPUs of a node (300 GB/s per GPU)")
+    assert not _assumed(meshwright(*words, "1xA100-PCIe-80", "--json").json, "links")
+    assert not _assumed(meshwright(*words, "2xA100-80", "--json").json, "links")
+    file = tmp_path / "pc.toml"
+    file.write_text('gpu = "A100-PCIe-80"\ngpus_per_node = 2\nlink = "pcie"\nnvlink_gb_s = 32\n')
+    assert 'link = "pcie" and nvlink_gb_s = 32' in line  # what the line names is accepted, and tp=2 costs more
+    times = [meshwright(*words, one, "layout.tp=2", "--json").json for one in ("2xA100-PCIe-80", str(file))]
+    assert times[0]["estimate"]["step_s"] < times[1]["estimate"]["step_s"]
+
+
 def test_a_cluster_file_sets_the_links_of_superchips(meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "alps.toml"
     steps = {}

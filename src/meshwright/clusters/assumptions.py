@@ -28,6 +28,7 @@ CARDS = {
     "H200": "the SXM5 card; write H200-NVL for the PCIe card",
 }
 """Boards that come as full nodes; fewer GPUs may also be PCIe cards under the same name."""
+PCIE_ONLY = 'link = "pcie" and nvlink_gb_s = 32 (PCIe 4.0 x16; 63 with 5.0)'
 _MEMORY_VARIANTS = {normalize_name(name): f"{name} means {text}" for name, text in MEMORY_VARIANTS.items()}
 _CARDS = {normalize_name(name): f"{name} means {text}" for name, text in CARDS.items()}
 
@@ -93,6 +94,8 @@ def links_assumed(found: Cluster) -> Iterator[Assumption]:
     if text:
         keys = "nvlink_domain, nvlink_gb_s and link" if known.link == "pcie" else "nvlink_domain"
         hint = f"for other links set {keys} in a cluster file"
+        if _are_bridged(found):
+            hint = f"for cards without bridges set {PCIE_ONLY} in a cluster file"
         yield Assumption("links", str(found.nvlink_domain), f"{text} ({known.nvlink_gb_s:g} GB/s per GPU); {hint}")
 
 
@@ -109,4 +112,12 @@ def _links(found: Cluster) -> str:
     some = f"the {each}" if domain == each else f"{domain} of the {each}"
     if each > known.gpus_per_node and known.nvlink_board:
         return f"{link} connects {some} GPUs of a node, as on a board of {known.nvlink_board} {known.name}"
+    if _are_bridged(found):
+        return f"{link} bridges connect {some} GPUs of a node"
     return f"{link} connects {some} GPUs of a node" if domain < each else ""
+
+
+def _are_bridged(found: Cluster) -> bool:
+    """Return whether all GPUs of a node are cards that bridges join, which are bought separately."""
+    known, each = found.gpu, found.gpus_per_node
+    return known.link == "nvlink" and 1 < each == found.nvlink_domain <= known.nvlink_domain < known.gpus_per_node
