@@ -178,6 +178,17 @@ def test_a_job_whose_program_names_the_config_has_one_repair() -> None:
         assert one.rule not in rules or {*one.fix} <= {*found.repair.overrides}
 
 
+@pytest.mark.parametrize("framework", [(), ("--framework", "deepspeed")])
+def test_a_notebook_is_refused_with_the_command_that_makes_a_program(
+    meshwright: Any, framework: tuple[str, ...]
+) -> None:
+    cells = [{"cell_type": "code", "source": ["args = SFTConfig()"], "metadata": {}, "outputs": []}]
+    Path("unsloth.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    refused = meshwright("check", "unsloth.ipynb", *framework)
+    assert refused.code == 2
+    assert "fix:   jupyter nbconvert --to script unsloth.ipynb | unsloth.py" in refused.err
+
+
 FSDP_RECOMPUTES = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
 
 

@@ -34,6 +34,9 @@ def open_file(path: str | Path) -> Content:
     if is_dataset_file(file):
         fix = (shlex.join(["RECIPE", f"data.dataset={path}"]), shlex.join(["meshwright", "check", str(path)]))
         raise InputError("is a dataset, not a recipe: type the recipe first", field="file", value=path, fix=fix)
+    if file.suffix == ".ipynb":
+        fix = (shlex.join(["jupyter", "nbconvert", "--to", "script", str(path)]), str(file.with_suffix(".py")))
+        raise InputError("is a notebook: its code is read from a Python file", field="file", value=path, fix=fix)
     folder = None if file_access.closed() else file.parent
     return content_of(config_io.read_text(file), str(path), folder=folder)
 
