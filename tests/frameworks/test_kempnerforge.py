@@ -136,6 +136,23 @@ def test_a_fix_of_the_layout_keeps_the_global_batch() -> None:
     assert fixed.recipe.train.global_batch_size == result.recipe.train.global_batch_size
 
 
+@pytest.mark.parametrize(
+    ("overrides", "batch", "steps"),
+    [
+        (["layout.tp=2", "layout.micro_batch_size=2", "layout.dp_shard=-1"], 512, 32),
+        (["layout.micro_batch_size=2", "train.global_batch_size=256"], 256, 8),
+        (["train.batch_size=2"], 256, 8),  # its own key: the global batch follows, as in the file
+    ],
+)
+def test_an_override_of_the_layout_keeps_the_global_batch(overrides: list[str], batch: int, steps: int) -> None:
+    content = frameworks.content_of(VALID, PATH)
+    result = frameworks.check(frameworks.framework("kempnerforge"), content, gpus="16xH200", overrides=overrides)
+    assert result.recipe.train.global_batch_size == batch
+    assert result.ok
+    layout = result.recipe.layout
+    assert batch == layout.micro_batch_size * (16 // layout.tp) * steps
+
+
 def test_no_plan_interleaves_stages_that_its_program_does_not_build() -> None:
     text = replaced(VALID, ("dp_shard = 16\ntp = 1", 'dp_shard = -1\npp = 2\npp_schedule = "interleaved_1f1b"'))
     content = frameworks.content_of(text, PATH)

@@ -30,7 +30,7 @@ WORLD_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8
 INT_CANDIDATES = (1, 2, 4, 8, 16, 64, 512)
 EXTRA_CANDIDATES = {"data.seq_length": (131_072,)}
-WARMUP = "schedule.warmup_steps"
+WARMUP, GLOBAL_BATCH = "schedule.warmup_steps", "train.global_batch_size"
 MODEL_KEYS = ("pretrained_model_name_or_path", "hf_model_id", "name_or_path")
 MODEL_ARGUMENTS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
 """Arguments of programs that name their model."""
@@ -48,6 +48,7 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
     unknown_fields: tuple[str, ...] = ()  # recipe fields set by neither the file nor an override
     file_model: ModelSpec | None = None  # the model of the file itself, if the caller gives one too
     typed: dict[str, Any] = {}  # values that overrides set, by key
+    keeps_batch: bool = False  # accumulated steps keep the batch of the file in the layout that overrides set
 
     @property
     def warmup_share(self) -> WarmupShare:
@@ -114,7 +115,9 @@ def import_recipe(
     unknown = tuple(
         field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
     )
-    return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model, requested)
+    layout = {*framework.batch_follows} & {text.partition("=")[0].strip() for text in texts}
+    keeps_batch = bool(layout and framework.accumulation_key) and GLOBAL_BATCH not in requested
+    return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model, requested, keeps_batch)
 
 
 def _file_model(parsed: ParsedConfig) -> ModelSpec | None:
@@ -147,6 +150,9 @@ def complete(imported: ImportedRecipe, on: Cluster) -> Recipe:
     if imported.framework.complete is None:
         return recipe
     completed = imported.framework.complete(recipe, imported.parsed, on)
+    if imported.keeps_batch:  # a field of the layout changes memory and speed only
+        of_file = imported.framework.complete(imported.mapped.recipe, imported.parsed, on).train.global_batch_size
+        completed = override.change(completed, {GLOBAL_BATCH: of_file})[0]
     completed = override.change(completed, imported.typed)[0] if imported.typed else completed
     steps = warmup_steps(imported.warmup_share, completed)
     return completed if steps is None else override.change(completed, {WARMUP: steps})[0]
