@@ -189,6 +189,21 @@ def test_a_notebook_is_refused_with_the_command_that_makes_a_program(
     assert "fix:   jupyter nbconvert --to script unsloth.ipynb | unsloth.py" in refused.err
 
 
+def test_data_of_a_job_in_another_folder_is_counted_and_named_from_here(meshwright: Any) -> None:
+    row = {"messages": [{"role": "user", "content": "hello " * 40}, {"role": "assistant", "content": "hi " * 20}]}
+    Path("chats.jsonl").write_text(f"{json.dumps(row)}\n" * 400)
+    trainer("bf16=True")
+    job = Path("job")
+    job.mkdir()
+    for name in ("hf.py", "ds.json"):
+        (job / name).write_text(Path(name).read_text().replace("chats.jsonl", "../chats.jsonl"))
+    (job / "run.sh").write_text("deepspeed --num_gpus 2 hf.py\n")
+    found = meshwright("recommend", "job/run.sh", "--gpus", "2xH100", "--json")
+    assert found.json["budget"]["steps"] == 3 * 25, found.err
+    assert "--dataset chats.jsonl" in json.dumps(found.json)
+    assert "data.dataset" not in json.dumps(found.json["changes"])
+
+
 FSDP_RECOMPUTES = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from math import ceil
@@ -94,8 +95,8 @@ def with_data_beside(recipe: Recipe, folder: Path | None) -> Recipe:
     name = recipe.data.dataset
     if folder is None or not name or file_access.closed() or Path(name).expanduser().exists():
         return recipe
-    beside = ",".join(several_files(name, folder)) or (str(folder / name) if (folder / name).exists() else name)
-    return _trained_on(recipe, beside)
+    own = os.path.relpath(os.path.realpath(folder / name)) if (folder / name).exists() else name
+    return _trained_on(recipe, ",".join(several_files(name, folder)) or own)
 
 
 def _trained_on(recipe: Recipe, dataset: str) -> Recipe:

@@ -8,6 +8,7 @@ import msgspec
 
 from meshwright import clusters, file_access, models
 from meshwright.api import requests
+from meshwright.api.dataset_length import with_data_beside
 from meshwright.api.resolve import assumed_in, is_recipe, referenced_model, require_known, typed_model
 from meshwright.api.targets import Job, job_for, stated_goal, stated_gpus
 from meshwright.errors import InputError
@@ -29,7 +30,11 @@ def named_job(request: Asked, target: str | Recipe, model: str | None) -> Job | 
         return None
     overrides = [*request.overrides, *_seq_override(request)]
     options = {"framework": request.framework, "model": model}
-    return job_for(target, request.goal, request.gpus, overrides, request.engine, **options)
+    job = job_for(target, request.goal, request.gpus, overrides, request.engine, **options)
+    is_typed = any(one.partition("=")[0].strip() == "data.dataset" for one in overrides)
+    if job.imported is None or job.content is None or is_typed:
+        return job
+    return msgspec.structs.replace(job, recipe=with_data_beside(job.recipe, job.content.folder))
 
 
 def _seq_override(request: Asked) -> tuple[str, ...]:
