@@ -363,3 +363,13 @@ def test_rows_that_are_not_here_leave_the_speed_of_unpacked_samples_open(meshwri
     typed = figures(meshwright("doctor", str(log), *words, *length.split(), "--json").json)
     assert typed["tokens/s/GPU"] == pytest.approx(8 * 100 / 2, rel=0.02)
     assert "micro batch is padded" in meshwright("calibrate", str(log), *words).err
+
+
+def test_a_rate_far_below_that_of_the_file_is_the_first_remedy_of_a_flat_loss(meshwright: Any, tmp_path: Path) -> None:
+    unpacked_run(tmp_path, 0.5)
+    rest = "'grad_norm': 0.001, 'learning_rate': 1e-07"
+    lines = (f"{{'loss': {1.87 + step % 3 / 100:.4f}, {rest}, 'epoch': {step / 250}}}" for step in range(10, 400, 10))
+    (log := tmp_path / "flat.log").write_text("\n".join(lines) + "\n")
+    words = ("--recipe", str(tmp_path / "train.py"), "--gpus", "1xA100-80", "--json")
+    flat = finding(meshwright("doctor", str(log), *words).json, "loss.flat")
+    assert flat["remedies"][0]["try"] == [f"train with the 2e-05 of {tmp_path / 'train.py'}"]

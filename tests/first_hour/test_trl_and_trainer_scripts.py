@@ -189,6 +189,18 @@ def test_a_notebook_is_refused_with_the_command_that_makes_a_program(
     assert "fix:   jupyter nbconvert --to script unsloth.ipynb | unsloth.py" in refused.err
 
 
+def test_a_fix_of_code_is_printed_as_code(meshwright: Any) -> None:
+    trainer("bf16=True")
+    code = (
+        Path("hf.py").read_text().replace("TrainingArguments(", "SFTConfig(").replace('    deepspeed="ds.json",\n', "")
+    )
+    code = code.replace("Trainer, TrainingArguments", "Trainer\nfrom trl import SFTConfig, SFTTrainer")
+    Path("old.py").write_text(
+        code.replace("Trainer(model=model,", "SFTTrainer(model=model, dataset_text_field='text',")
+    )
+    assert "fix: SFTConfig(dataset_text_field='text')" in meshwright("check", "old.py", "--gpus", "8xH100").out
+
+
 def test_data_of_a_job_in_another_folder_is_counted_and_named_from_here(meshwright: Any) -> None:
     row = {"messages": [{"role": "user", "content": "hello " * 40}, {"role": "assistant", "content": "hi " * 20}]}
     Path("chats.jsonl").write_text(f"{json.dumps(row)}\n" * 400)

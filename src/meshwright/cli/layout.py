@@ -115,10 +115,10 @@ def finding_lines(findings: Sequence[dict[str, Any]], repair: dict[str, Any] | N
 
 
 def _typed_fix(finding: Mapping[str, Any]) -> str:
-    """Return a fix as it is typed: keywords of a call in a Python file, else words of a shell."""
+    """Return a fix as it is typed: code of a Python file, keywords of a call with commas, else words of a shell."""
     fix: Sequence[str] = finding["fix"]
-    if str(finding.get("file") or "").endswith(".py") and all(KEYWORD.match(text) for text in fix):
-        return ", ".join(fix)
+    if str(finding.get("file") or "").endswith(".py"):
+        return (", " if all(KEYWORD.match(text) for text in fix) else " ").join(fix)
     return " ".join(text if " " in text or text.startswith("-") else shlex.quote(text) for text in fix)
 
 

@@ -15,11 +15,11 @@ from meshwright.display import plural
 from meshwright.doctor import remedies
 from meshwright.doctor.advised_rate import FAR_TOO_HIGH, LR, advised_rate
 from meshwright.doctor.finding import Evidence, Finding, Remedy
-from meshwright.doctor.logged_rate import OtherRate, suspect_rate
+from meshwright.doctor.logged_rate import suspect_rate
 from meshwright.doctor.nan_source import nan_source
 from meshwright.doctor.run import LogFormat, Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
-from meshwright.doctor.small_rate import SGD, is_plateau, too_small, unmoved, validation_falls
+from meshwright.doctor.small_rate import SGD, is_plateau, stated_rate, too_small, unmoved, validation_falls
 from meshwright.doctor.thresholds import limit, share
 from meshwright.recipes.format_override import format_override
 from meshwright.rules.learning_rate import USUAL_RATES
@@ -673,14 +673,6 @@ def _usual_logged_rate(stats: RunStats) -> Remedy | None:
     return Remedy(try_=(format_override(LR, rate),), what="contract", why=why)
 
 
-def _stated_rate(stats: RunStats, rate: OtherRate) -> Remedy:
-    """Return the learning rate of the file or recipe, as the first thing to try: the run had another one."""
-    values, why = {LR: rate.stated}, f"the first suspect: {rate.text}"
-    if stats.run.header.file:
-        return remedies.advice(f"train with the {rate.stated:.3g} of {rate.source}", why=why)
-    return remedies.contract(stats, values, why)
-
-
 def _stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterator[Remedy]:
     """Yield remedies that stabilize training: first the rate if it is far too high, else what keeps the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
@@ -688,7 +680,7 @@ def _stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterat
     why = "skips the batch that caused it" if rising is None else "the loss rises from there; later ones are damaged"
     suspect = suspect_rate(stats)
     if suspect is not None:
-        yield _stated_rate(stats, suspect)
+        yield stated_rate(stats, suspect)
     usual = None if suspect else _usual_rate(stats)  # then the rate is the cause, whatever the samples are
     lower = usual or remedies.other_rate(stats, 0.5, "smaller updates")
     if usual is not None:

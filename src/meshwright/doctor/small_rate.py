@@ -11,7 +11,9 @@ import numpy as np
 
 from meshwright.display import plural
 from meshwright.doctor import remedies
+from meshwright.doctor.advised_rate import LR
 from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.logged_rate import OtherRate, rate_unlike_file
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation
 from meshwright.doctor.thresholds import limit, share
@@ -113,7 +115,19 @@ def _validations(stats: RunStats) -> str | None:
     return texts[0] if texts else ""
 
 
+def stated_rate(stats: RunStats, rate: OtherRate) -> Remedy:
+    """Return the learning rate of the file or recipe, as the first thing to try: the run had another one."""
+    values, why = {LR: rate.stated}, f"the first suspect: {rate.text}"
+    if stats.run.header.file:
+        return remedies.advice(f"train with the {rate.stated:.3g} of {rate.source}", why=why)
+    return remedies.contract(stats, values, why)
+
+
 def _usual(stats: RunStats, usual: float) -> Remedy:
+    """Return the usual rate; that of the user's file if the log has a lower one."""
+    other = rate_unlike_file(stats)
+    if other is not None and other.logged < other.stated:
+        return stated_rate(stats, other)
     if stats.case is None:
         rates = ", ".join(f"{rate:g} for {goal}" for goal, rate in USUAL_RATES.items())
         return remedies.advice(f"a usual learning rate: {rates}", why="updates that change the weights")
