@@ -271,7 +271,8 @@ def test_size_uses_the_levers_of_recommend(meshwright: Any) -> None:
     answer = meshwright("size", *words, "--gpu", "L40S", "--json").json
     first = answer["sizes"][0]
     assert first == answer["smallest"]
-    levers = ["layout.offload=optimizer", "layout.defer_grad_sync=false"]  # deferred gradients would stay on the GPU
+    levers = ["layout.offload=optimizer", "kernels.loss=fused_linear"]
+    assert all(lever in plan["commands"]["meshwright"] for lever in levers)
     assert (first["gpus"], first["fits"], first["levers"]) == (1, True, levers)
     assert "offload optimizer" in first["layout"]
     assert first["step_s"] == pytest.approx(plan["estimate"]["step_s"])
