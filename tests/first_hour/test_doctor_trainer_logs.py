@@ -373,3 +373,17 @@ def test_a_rate_far_below_that_of_the_file_is_the_first_remedy_of_a_flat_loss(me
     words = ("--recipe", str(tmp_path / "train.py"), "--gpus", "1xA100-80", "--json")
     flat = finding(meshwright("doctor", str(log), *words).json, "loss.flat")
     assert flat["remedies"][0]["try"] == [f"train with the 2e-05 of {tmp_path / 'train.py'}"]
+
+
+@pytest.mark.parametrize(("trained", "adapters"), [(40_370_176, True), (4_022_468_096, False)])
+def test_trained_parameters_show_whether_the_file_is_of_adapters(
+    meshwright: Any, tmp_path: Path, trained: int, adapters: bool
+) -> None:
+    log = unpacked_run(tmp_path, 0.5)
+    log.write_text(f"  Number of trainable parameters = {trained:,}\n{log.read_text()}")
+    full = (tmp_path / "train.py").read_text()
+    lora = 'peft_config=LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")'
+    (tmp_path / "lora.py").write_text("from peft import LoraConfig\n" + full.replace("args=args", f"args=args, {lora}"))
+    for name, differs in (("train.py", adapters), ("lora.py", not adapters)):
+        words = ("doctor", str(log), "--recipe", str(tmp_path / name), "--gpus", "1xA100-80", "--json")
+        assert ("run.differs-from-file" in rules(meshwright(*words).json)) is differs, name

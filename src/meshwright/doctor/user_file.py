@@ -8,7 +8,7 @@ from meshwright.doctor import remedies
 from meshwright.doctor.check_logged import fits_length, implied_length
 from meshwright.doctor.finding import Evidence, Finding
 from meshwright.doctor.logged_rate import OtherRate, rate_unlike_file
-from meshwright.doctor.match_recipe import inferred_batch, source_of_batch, text_of_differences
+from meshwright.doctor.match_recipe import ADAPTERS, inferred_batch, source_of_batch, text_of_differences
 from meshwright.doctor.run_stats import RunStats
 
 CLOSE_BATCH = 0.1  # tokens per second are rounded, and checkpoints lengthen some steps
@@ -35,6 +35,31 @@ def differing_file(stats: RunStats) -> Iterator[Finding]:
             yield _finding(stats, BATCH, "a global batch", fitting, batch, source_of_batch(stats.run, int(case.world)))
     if (rate := rate_unlike_file(stats)) is not None:
         yield _other_rate(stats, rate)
+    yield from _other_weights(stats)
+
+
+def _other_weights(stats: RunStats) -> Iterator[Finding]:
+    """Yield that a log is of adapters and the file of all weights, or the other way round, by the trained parameters.
+
+    With FSDP1 the Trainer counts those of one rank's shards.
+    """
+    case, header = stats.case, stats.run.header
+    trained, ranks = header.trainable_parameters, header.data_ranks or header.world or 1
+    if case is None or trained is None or case.recipe.train.freeze:
+        return
+    total, of_adapters = case.model.params.total, case.goal == "peft"
+    if of_adapters == (trained * ranks < ADAPTERS * total) or (of_adapters and trained < ADAPTERS * total):
+        return
+    logged, stated = ("all weights", "adapters") if of_adapters else ("adapters", "all weights")
+    yield Finding(
+        id="run.differs-from-file",
+        severity="warning",
+        message=f"the log trains {trained:,} parameters of {total / 1e9:.3g}B, as a training of {logged} does; "
+        f"{header.file} trains {stated}: it is not what ran",
+        lines=stats.ends,
+        evidence=(Evidence("trained parameters", float(trained), "", float(total), "of the model"),),
+        remedies=(remedies.advice("name the file of this run with --recipe", why="memory and speed are of this file"),),
+    )
 
 
 def _stated_otherwise(stats: RunStats) -> Finding:
