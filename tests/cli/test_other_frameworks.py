@@ -59,7 +59,11 @@ def test_findings_name_file_line_and_fix(meshwright: Any, tmp_path: Path) -> Non
     heads = next(f for f in answer.json["findings"] if f["rule"] == "heads.attention")
     assert (heads["file"], heads["line"], heads["field"]) == (str(file), 15, "distributed.tp")
     assert heads["fix"]
-    assert all(one.startswith("distributed.") for one in heads["fix"])
+    sizes = dict(one.split(" = ") for one in heads["fix"])
+    steps = int(sizes.pop("train.grad_accum_steps", 1))
+    assert all(key.startswith("distributed.") for key in sizes)
+    ranks = 24 // (int(sizes["distributed.tp"]) * int(sizes.get("distributed.pp", 1)))
+    assert ranks * 2 * steps == 16  # the global batch of the file stays
     shown = meshwright("check", str(file), "--gpus", "3x8xH100")
     assert f"{file}:15" in shown.out.replace("\n", "")
     assert shown.code == 1
