@@ -288,15 +288,16 @@ def _without_duplicates(imported: ImportedRecipe, ours: Sequence[Finding], their
 
 
 def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[Case]:
-    """Yield the training on every candidate cluster and with every value of each unresolved field."""
+    """Yield the training on every candidate cluster, with every value of each unresolved field, and as it runs with
+    the vocabulary of a placeholder tokenizer."""
     model, vocabulary = imported.model, imported.parsed.vocabulary
     if model is None:
         return
-    if vocabulary is not None:
-        model = models.reshape(model, vocab=vocabulary)
     for on in candidates:
         yield case_of(complete(imported, on), model, on, imported.engine)
     first = complete(imported, candidates[0])
+    if vocabulary is not None and vocabulary != model.vocab:
+        yield case_of(first, models.reshape(model, vocab=vocabulary), candidates[0], imported.engine)
     for field in (*imported.mapped.unresolved, *imported.unknown_fields):
         for value in () if field in imported.typed else _possible(field, first, candidates[0]):
             changed, _ = override.change(first, {field: value})
