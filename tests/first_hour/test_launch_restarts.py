@@ -18,6 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a recipe; another folder next to it has one too, and data."""
     (tmp_path / "here").mkdir()
     (tmp_path / "team" / "tok").mkdir(parents=True)
+    (tmp_path / "team" / "tok" / "pages.txt").write_text("Some text of the team.\n")
     for folder in ("here", "team"):
         (tmp_path / folder / "nano.toml").write_text(NANO)
     monkeypatch.chdir(tmp_path / "here")

@@ -279,13 +279,14 @@ def test_the_log_of_a_front_end_is_a_fine_tuning(meshwright: Any) -> None:
     assert "goal=pretrain" not in shown.err
 
 
-def test_the_fix_of_a_config_that_the_doctor_does_not_read_has_the_typed_gpus(meshwright: Any) -> None:
+def test_the_doctor_of_a_front_end_config_has_the_typed_gpus(meshwright: Any) -> None:
     Path("oom.log").write_text(OUT_OF_MEMORY)
     Path("lf.yaml").write_text("model_name_or_path: google/gemma-3-27b-it\nstage: sft\nfinetuning_type: lora\n"
         "dataset: dialogs\ntemplate: gemma3\ncutoff_len: 4096\n")  # fmt: skip
-    refused = meshwright("doctor", "oom.log", "--recipe", "lf.yaml", "--gpus", "4xL4").err
-    assert "--gpus 4xL4" in refused
-    assert "1xH100" not in refused
+    answer = meshwright("doctor", "oom.log", "--recipe", "lf.yaml", "--gpus", "4xL4")
+    assert answer.code == 1
+    assert "4xL4" in answer.out
+    assert "1xH100" not in answer.out + answer.err
 
 
 def test_a_refused_resume_of_a_tiny_run_names_every_field_that_differs(meshwright: Any) -> None:

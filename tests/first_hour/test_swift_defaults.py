@@ -166,14 +166,14 @@ def test_the_faster_layout_of_a_checked_command_is_a_command_that_runs(here: Pat
 def test_a_value_with_spaces_is_quoted_in_the_fix() -> None:
     found = call("recommend", "mistral-7b", "--gpu", "2xRTX 6000 Ada", "--goal", "lora", "--lr", "1e-4")
     assert "fix:   --gpus '2xRTX 6000 Ada' optimizer.lr=1e-4" in found.err
-    found = call("size", "mistral-7b", "--gpus", "A100-80", "--goal", "lora", "--dataset", "my rows.jsonl")
-    assert "fix:   'data.dataset=my rows.jsonl'" in found.err
+    found = call("size", "mistral-7b", "--gpus", "A100-80", "--goal", "lora", "--train-file", "my rows.jsonl")
+    assert "--dataset 'my rows.jsonl'" in found.err
 
 
 def test_a_budget_for_a_dataset_asks_for_epochs_and_not_for_tokens() -> None:
     words = ("size", "mistral-7b", "--gpus", "A100-80", "--goal", "lora", "--dataset", "rows.jsonl", "--price", "1.5")
     found = call(*words, "--budget", "150")
-    assert "fix:   data.dataset=rows.jsonl train.epochs=3\n" in found.err
+    assert "fix:   train.epochs=3\n" in found.err
 
 
 def test_an_import_without_gpus_names_the_count_of_the_script(here: Path) -> None:

@@ -228,12 +228,19 @@ def _changed(content: Content, parts: Sequence[Part]) -> Content | None:
     return changed
 
 
+def _removes_new_name(finding: Finding, text: str) -> bool:
+    """Return whether a setting removes a key that the file has under the name that a finding replaces."""
+    is_renamed = finding.rule.startswith(REPLACED) and text.startswith("without ")
+    return is_renamed and any(_key(one) == _key(text) and not one.startswith("without ") for one in finding.fix)
+
+
 def _as_pasted(content: Content, parts: Sequence[Part]) -> Iterator[str]:
     """Yield all settings; a key that another replaces is removed explicitly."""
-    texts = [text for _, text in parts]
+    texts = [text for finding, text in parts if not _removes_new_name(finding, text)]
     yield from texts
     for finding, text in parts:
-        if not finding.rule.startswith(REPLACED) or _key(text) == finding.field or text.startswith("without "):
+        kept = text.startswith("without ") and not _removes_new_name(finding, text)
+        if not finding.rule.startswith(REPLACED) or _key(text) == finding.field or kept:
             continue
         flag = _removed(content, finding.field)
         if f"without {flag}" not in texts:
