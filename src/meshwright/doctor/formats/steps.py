@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.doctor.run import Step, Validation
 
 SHORTEST_INTERVAL = 1
-TICKS = 10  # of a clock that one measured time has at least: reading it twice is off by up to one tick
+TICKS = 30  # of a clock that one measured time has at least: reading it twice is off by up to one tick, here 3 %
 MAX_LAG = 3  # lines by which a rank may log a step later than another
 
 
