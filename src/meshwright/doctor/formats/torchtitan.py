@@ -17,7 +17,7 @@ from meshwright.doctor.run import Run, RunHeader
 LOOKED_FOR = "`step: 10  loss: …  grad_norm: …  memory: …GiB(…%)  tps: …` of torchtitan"
 HINTS = ("loss:",)
 MARKS = re.compile(r"\[titan\]|torchtitan")
-STEP = re.compile(r"step:(?<=\bstep:)(?<!validate step:)\s*(\d+)\s+loss:\s*\S+.*\b(?:[tw]ps|memory):")
+STEP = re.compile(r"step:(?<=\bstep:)(?<!validate step:)\s*(\d+)\s+loss:\s*\S.*\b(?:[tw]ps|memory):")
 
 # A pattern that starts with plain letters is searched several times faster: \b comes after them, as a look-behind.
 FIELDS = {
