@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -12,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides as override
+from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding as RuleFinding
 
 WRITTEN = "--out FOLDER"  # fix of an export that converts data, which are written and not printed
@@ -39,7 +40,8 @@ def all_findings(
     found = framework_findings(theirs, written, checked.model, checked.cluster)
     hidden = frameworks.superseded(theirs, found)
     ours = [one for one in checked.findings if one.rule not in hidden]
-    return (*ours, *(_with_working_fix(theirs, checked, one, converting) for one in found))
+    before = set[str]().union(*_error_rules(theirs, checked, checked.recipe, found)) if found else set()
+    return (*ours, *(_with_working_fix(theirs, checked, one, converting, before) for one in found))
 
 
 def in_users_file(finding: RuleFinding, read: ImportedFile | None, written: ExportedConfig) -> RuleFinding:
@@ -61,38 +63,46 @@ def with_open_source(finding: RuleFinding, dropped: Sequence[DroppedSetting]) ->
 
 
 def _with_working_fix(
-    theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding, converting: str
+    theirs: frameworks.Framework,
+    checked: RecipeCheckResult,
+    finding: RuleFinding,
+    converting: str,
+    before: Container[str],
 ) -> RuleFinding:
-    """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them."""
+    """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them.
+
+    A fix after which only rules of `before` report errors is preferred.
+    """
     if finding.severity != "error" and len(finding.fix) < 2:
         return finding
     if any("meshwright export " in one for one in (*finding.fix, finding.no_fix)):  # of a file that is not written yet
         return msgspec.structs.replace(finding, fix=(converting,), no_fix="")
     same = frameworks.superseded(theirs, [finding])
     ours = [one.fix for one in checked.findings if one.rule in same and one.fix]
-    before = set[str]().union(*_errors_after(theirs, checked, ()))
     works: list[tuple[str, ...]] = []
     for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
         with suppress(InputError):
-            errors = _errors_after(theirs, checked, fix)
-            if any(finding.rule in names for names in errors):
+            changed = override.apply(checked.recipe, fix)
+            written = frameworks.export(theirs, changed, checked.model, checked.cluster)
+            after = framework_findings(theirs, written, checked.model, checked.cluster)
+            if finding.rule in {one.rule for one in after}:
                 continue
             works.append(fix)
-            if all(names & before for names in errors):
+            errors = _error_rules(theirs, checked, changed, after)
+            if all(any(name in before for name in names) for names in errors):
                 return msgspec.structs.replace(finding, fix=fix, no_fix="")
     if works:  # each leads to another error, which has a fix of its own
         return msgspec.structs.replace(finding, fix=works[0], no_fix="")
     return msgspec.structs.replace(finding, fix=(), no_fix=finding.no_fix or NO_OVERRIDE)
 
 
-def _errors_after(theirs: frameworks.Framework, checked: RecipeCheckResult, fix: Sequence[str]) -> list[set[str]]:
-    """Return the rules of each error after a fix: ours, or the framework's with those of ours that it supersedes."""
-    recipe, model, on = override.apply(checked.recipe, fix), checked.model, checked.cluster
-    written = frameworks.export(theirs, recipe, model, on)
-    found = [one for one in framework_findings(theirs, written, model, on) if one.severity == "error"]
-    case = planner.case_of(recipe, model, on, checked.engine)
+def _error_rules(
+    theirs: frameworks.Framework, checked: RecipeCheckResult, recipe: Recipe, found: Sequence[RuleFinding]
+) -> list[set[str]]:
+    """Return the rules of each error of a recipe: ours, or of `found` with those of ours that it supersedes."""
+    case = planner.case_of(recipe, checked.model, checked.cluster, checked.engine)
     ours = [{rule.id} for rule in rules.applicable(case, ("error",)) if bool(rule.broken(case))]
-    return [*ours, *({one.rule, *frameworks.superseded(theirs, [one])} for one in found)]
+    return [*ours, *({one.rule, *frameworks.superseded(theirs, [one])} for one in found if one.severity == "error")]
 
 
 def is_open(finding: RuleFinding) -> bool:

@@ -255,7 +255,7 @@ def balancing_bias_missing(c: Case) -> Column:
     fixes=({"balancing": ["aux_loss"]}, {"balancing": ["aux_loss"], "aux_loss": [1e-3]}),
 )
 def bias_beside_softmax(c: Case) -> Column:
-    return c.is_moe & (c.balancing == "bias") & not_(c.balance_bias)
+    return balancing_bias_missing(c)
 
 
 @rule(
