@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from meshwright import frameworks, planner, recipes
+from meshwright.api import export_findings
 from meshwright.choices import FRAMEWORKS
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
@@ -22,6 +23,7 @@ from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import recipe_fields
 from meshwright.recipes.values import bare_type
+from meshwright.rules import Finding
 
 SWEEP = {  # one of each goal: dense, mixture of experts, latent attention
     "pretrain": ("qwen3_30b_a3b_pretrain_config", "deepseek_v2_lite_pretrain_config", "llama3_8b_pretrain_config"),
@@ -307,3 +309,15 @@ def test_a_minimum_rate_has_no_noise_of_floats(meshwright: Any, folder: Path) ->
     found = meshwright("export", "titan.toml", "--to", "megatron-lm", "--gpus", "4x8xH200", "--out", "mlm")
     assert found.code == 0, found
     assert "--min-lr 2e-06\n" in _out(folder, "mlm")
+
+
+def test_a_warning_of_an_export_keeps_no_fix_that_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixes = ("layout.tp=1", "layout.cp=1")
+    stays = Finding("automodel.some-warning", "warning", "layout.tp", "it stays", fixes)
+    monkeypatch.setattr(export_findings, "framework_findings", lambda *_: [stays])
+    recipe, on = recipes.index.load("llama3_8b_pretrain_config"), cluster("8xH100")
+    checked = frameworks.check_native(recipe, on, "automodel")
+    theirs = frameworks.framework("automodel")
+    written = frameworks.export(theirs, recipe, checked.model, on)
+    found = export_findings.all_findings(theirs, written, checked)[-1]
+    assert (found.rule, found.fix, found.no_fix) == (stays.rule, (), export_findings.NO_OVERRIDE)

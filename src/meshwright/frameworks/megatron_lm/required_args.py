@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from meshwright.frameworks.common import ALL_ARGUMENTS
-from meshwright.frameworks.framework import Problem, RuleContext
+from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext, rule_of
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
 from meshwright.frameworks.megatron_lm.arguments import (
     DEFAULT_TOKENIZER,
@@ -414,4 +415,41 @@ def two_activations(ctx: RuleContext) -> Problem | None:
     return Problem(
         f"{' and '.join(format_flag(key, True) for key in activations)} are exclusive",
         (format_flag(activations[1], None),),
+    )
+
+
+def schedule_rules(framework: str) -> tuple[FrameworkRule, ...]:
+    """Return the rules on lengths, shares and intervals, which Megatron-LM and Megatron-DeepSpeed assert alike."""
+    rule = partial(rule_of, framework)
+    return (
+        rule(
+            "iterations-and-samples",
+            " ".join((*SAMPLES, *ITERATIONS)),
+            mixed_units,
+            "AssertionError: expected iteration-based (or sample-based) training",
+            "the whole schedule uses one unit, iterations or samples",
+        ),
+        rule(
+            "two-warm-ups",
+            "lr_warmup_fraction",
+            two_warmups,
+            "AssertionError: can only specify one of lr-warmup-fraction and lr-warmup-iters",
+            "both set the warm-up length",
+        ),
+        rule(
+            "warm-up-too-long",
+            "lr_warmup_iters lr_warmup_samples lr_warmup_fraction",
+            warmup_too_long,
+            "AssertionError without a message while the scheduler is built",
+            "the learning rate must reach its peak before the decay ends",
+            supersedes=("learning_rate.warmup-too-long", "learning_rate.decay-inside-warmup"),
+        ),
+        rule(
+            "empty-split",
+            "split",
+            empty_split,
+            "AssertionError while the dataset is built",
+            "the shares of training, validation and test are divided by their sum",
+        ),
+        rule("save-without-interval", "save", save_without_interval, ASSERTED, "the save interval has no default"),
     )
