@@ -32,8 +32,8 @@ import gpu_parity
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_ranks.json"
 BATCH, MICRO_BATCH, LAYERS, STEPS = 16, 2, 4, 2
-RANKS_S = 100.0  # per start of ranks
-CASE_S = 240.0  # per case: its first one also runs the references
+RANKS_S = 200.0  # per start of ranks
+CASE_S = 440.0  # per case: its first one also runs the references
 EXACT = {"loss": 1e-5, "gradient": 1e-3}  # relative errors of fp32: only the order of sums differs
 NORM = 0.1  # relative error of the gradient norm of every step in bf16 and fp8; 0.04 at most where all is right
 

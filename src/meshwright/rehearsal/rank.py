@@ -105,6 +105,8 @@ def rehearse_rank(task: RankTask) -> RankResult:
     silence_warnings()
     import torch
 
+    if task.peers is not None:  # each has its share of the cores, as in training
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // task.world))
     try:
         found = _run(task)
     except torch.OutOfMemoryError as error:
