@@ -58,3 +58,42 @@ def test_size_says_that_a_count_may_miss_the_deadline(meshwright: Any) -> None:
     assert f"{sure} GPUs are in time also at the slow end" in note
     high = found["in_time"]["days_band"]["high"]
     assert not [one for one in meshwright(*words, "--days", f"{high + 1:.0f}", "--json").json["notes"] if "miss" in one]
+
+
+MOE_ON_24_NODES = ("qwen3-30b-a3b", "--gpus", "24x8xH100", "--goal", "pretrain", "--engine", "torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ((*MOE_ON_24_NODES, "train.global_batch_size=960"), ("micro_batch_size=5", "micro_batch_size=10")),
+        ((*MOE_ON_24_NODES, "train.global_batch_size=1008"), ("ep=8", "ep=4")),
+        (
+            ("llama3-8b", "--gpus", "5x8xH100", "--goal", "sft", "--engine", "megatron", "train.global_batch_size=280"),
+            ("micro_batch_size=7", "tp=2"),
+        ),
+    ],
+    ids=["5 samples per rank", "21 samples per rank", "7 samples per rank"],
+)
+def test_batches_of_odd_parts_are_searched_like_others(
+    meshwright: Any, words: tuple[str, ...], sizes: tuple[str, ...]
+) -> None:
+    plan = meshwright("recommend", *words, "--json").json["estimate"]
+    for layout in sizes:
+        tried = meshwright("recommend", *words, f"layout.{layout}", "--json").json
+        if "estimate" in tried and tried["estimate"]["fits"]:
+            assert plan["step_s"] <= 1.03 * tried["estimate"]["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "suggested"),
+    [("24x8xH100", 1024, 1152), ("24x8xH100", 1120, 1152), ("3x8xA100-80", 1024, 1008), ("12x8xH100", 1024, 960)],
+)
+def test_a_batch_that_divides_is_one_in_equal_micro_batches(
+    meshwright: Any, gpus: str, batch: int, suggested: int
+) -> None:
+    words = ("recommend", "qwen3-30b-a3b", "--gpus", gpus, "--goal", "pretrain", "--engine", "torchtitan")
+    refused = meshwright(*words, f"train.global_batch_size={batch}")
+    assert refused.code == 2
+    assert f"train.global_batch_size={suggested}" in refused.err
+    assert meshwright(*words, f"train.global_batch_size={suggested}").code == 0

@@ -30,7 +30,7 @@ def least_broken(case: Case, pinned: Mapping[str, Any]) -> dict[str, Any]:
     change. Of equal layouts, the one with the fewest model-parallel ranks is returned.
     """
     typed = {name: value for name, value in pinned.items() if name in LAYOUT_NAMES}
-    space = with_pins(FULL_SPACE, typed)
+    space = with_pins(FULL_SPACE, case, typed)
     schedule, chunks = space.schedules[0]
     own = {name: getattr(case, name) for name in RECIPE_OPTIONS if schedule == "1f1b"}
     options = {"pp_schedule": schedule, "vp": chunks[0], **own, **typed}

@@ -14,6 +14,7 @@ from meshwright.recipes.case import Case
 
 MAX_SUGGESTED_COUNTS = 3
 MAX_TRIED_COUNTS = 40
+EQUAL_PARTS = 0.25  # of the batch: one that the GPUs divide is suggested up to here from it
 MIN_NODES = 0.4  # of the nodes: fewer are hardly as fast
 
 
@@ -105,10 +106,20 @@ def nearest_counts(case: Case, most: int = MAX_SUGGESTED_COUNTS, ignoring: Conta
 
 
 def nearest_batch(case: Case, ignoring: Container[str] = ()) -> int | None:
-    """Return a global batch near the recipe's for which the requested count has a layout."""
-    batch, world = case.global_batch_size, case.cluster.world
-    tries = sorted({max(round(batch / step), 1) * step for step in (world, world // 2 or 1, world // 4 or 1, 8)})
-    near = sorted(tries, key=lambda b: abs(b - batch))
+    """Return a global batch near the recipe's for which the requested count has a layout.
+
+    One that every GPU gets an equal part of comes first, in most micro batches: others leave few layouts, slow ones.
+    """
+    batch, world = int(case.global_batch_size), case.cluster.world
+    parts = max(batch // world, 1)
+    tries = {max(round(batch / step), 1) * step for step in (world // 2 or 1, world // 4 or 1, 8)}
+
+    def rank(other: int) -> tuple[int, int]:
+        apart = abs(other - batch)
+        equal = other % world == 0 and apart <= EQUAL_PARTS * batch
+        return -len([size for size in range(1, 9) if other // world % size == 0]) if equal else 0, apart
+
+    near = sorted(tries | {parts * world, (parts + 1) * world}, key=rank)
     return next((b for b in near if b != batch and any_legal(case.replace(global_batch_size=b), ignoring)), None)
 
 

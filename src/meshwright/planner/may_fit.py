@@ -79,7 +79,7 @@ class Leanest:
     """The leanest layouts of some rows, estimated with the most data parallelism."""
 
     def __init__(self, rows: Case, pinned: Mapping[str, Any], checked: Sequence[Rule]) -> None:
-        self.rows, self.checked, self.sizes = rows, checked, with_pins(FULL_SPACE, pinned).micro_batches
+        self.rows, self.checked, self.sizes = rows, checked, with_pins(FULL_SPACE, rows, pinned).micro_batches
         self.most, self.place = _with_most_data_parallelism(rows)
         self.options = list(_leanest(self.most, pinned, checked))
         self.state = _least_updated_gib(rows) * rows.cluster.world / rows.world
@@ -185,7 +185,7 @@ def _legal_rows(
     columns = _columns(case, pinned, clusters)
     if not len(columns["world"]):
         return
-    space = with_pins(FULL_SPACE, pinned)
+    space = with_pins(FULL_SPACE, case, pinned)
     fixed = {**SIMPLEST_OPTIONS, "stage_layers": BALANCED, **{n: pinned[n] for n in SPLIT_PINS if n in pinned}}
     fixed["offload"] = pinned.get("offload", "none")  # refused nowhere
     for strategy in strategies_of(case, space):
@@ -200,7 +200,7 @@ def _legal_rows(
 def _columns(case: Case, pinned: Mapping[str, Any], clusters: Sequence[Cluster]) -> dict[str, Any]:
     """Return the degrees of every cluster that have the pinned values and divide the batch, if it must be divided."""
     divided = {r.id for r in rules.applicable(case, ("error",))} >= BATCH_RULES
-    smallest = min(with_pins(FULL_SPACE, pinned).micro_batches)
+    smallest = min(with_pins(FULL_SPACE, case, pinned).micro_batches)
     found: list[dict[str, Any]] = []
     for one in clusters:
         degrees = axes_of(one, case, pinned)
@@ -274,7 +274,7 @@ def _leanest(rows: Case, pinned: Mapping[str, Any], checked: Sequence[Rule]) -> 
 
     The last value says whether tp splits the experts too (etp).
     """
-    space = with_pins(FULL_SPACE, pinned)
+    space = with_pins(FULL_SPACE, rows, pinned)
     lean = rows.replace(**{n: v for n, v in pinned.items() if n not in DEGREES})
     lean = lean.replace(recompute=_most_recompute(lean, space.recompute, checked))
     smallest, samples = min(space.micro_batches), rows.global_batch_size // np.maximum(rows.dp, 1)

@@ -221,7 +221,7 @@ def _rejected_by_rules(case: Case, pinned: Mapping[str, Any]) -> Iterator[Droppe
     """Yield, for every rule that rejects layouts, their number and one example."""
     counts: Counter[str] = Counter()
     examples: dict[str, Case] = {}
-    space = with_pins(FULL_SPACE, pinned)
+    space = with_pins(FULL_SPACE, case, pinned)
     for batch in (*degrees(case, space, pinned), *candidates(case, space, pinned)):
         for id, mask in rules.illegal_by_rule(batch).items():
             where = np.flatnonzero(np.broadcast_to(mask, batch.tp.shape))

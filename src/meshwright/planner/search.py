@@ -249,7 +249,7 @@ def grown(
 ) -> Iterator[ScoredBatch]:
     """Yield the layouts of GROWN_SPACE that a space lacks, for the degrees of those that are faster than the limit."""
     fast = [degree_keys(batch.case)[batch.step_s <= limit_s] for batch in batches]
-    keys, known = np.concatenate(fast or [np.zeros(0, np.int64)]), with_pins(space, pinned)
+    keys, known = np.concatenate(fast or [np.zeros(0, np.int64)]), with_pins(space, case, pinned)
     for bare in legal_degrees(case, space, pinned) if len(keys) else ():
         rows = np.isin(degree_keys(bare), keys)
         if not rows.any():

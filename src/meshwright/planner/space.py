@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
+from math import gcd
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
 MODULE_SETS = (("layernorm", "moe_act"), ("mlp",), ("moe",), ("layernorm", "moe"))
 """Modules to recompute between every second operation and all of a layer, those that free least memory first."""
 EXPERT_MODULES = frozenset(("moe", "moe_act"))
+MAX_ODD_MICRO_BATCH = 16  # samples of a micro batch whose number has a prime factor other than 2 and 3
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -176,9 +178,20 @@ def _axes(world: int, most: tuple[int, ...], experts: int, typed: tuple[int, ...
     return Axes(tp, pp, cp, ep).at(divides)
 
 
-def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
-    """Return the space with every option the user pinned reduced to that value."""
-    fixed: dict[str, Any] = {}
+def _odd_micro_batches(space: Space, case: Case) -> tuple[int, ...]:
+    """Return the micro batches with other prime factors than 2 and 3 that divide a global batch.
+
+    Five samples per rank are one micro batch of 5 or five of 1: without 5, every layout that leaves 5 looks slow.
+    """
+    most = min(2 * max(space.micro_batches), MAX_ODD_MICRO_BATCH)
+    odd = (size for size in range(5, most + 1) if gcd(size, 5 * 7 * 11 * 13) > 1)
+    return tuple(size for size in odd if np.any(case.global_batch_size % size == 0))
+
+
+def with_pins(space: Space, case: Case, pinned: Mapping[str, Any]) -> Space:
+    """Return the space with every option the user pinned reduced to that value, and the micro batches of the batch."""
+    sizes = dict.fromkeys((*space.micro_batches, *_odd_micro_batches(space, case)))
+    fixed: dict[str, Any] = {"micro_batches": tuple(sizes)}
     if "micro_batch_size" in pinned:
         fixed["micro_batches"] = (pinned["micro_batch_size"],)
     if "recompute" in pinned:
@@ -226,7 +239,7 @@ def legal_degrees(
 
 def _legal(case: Case, space: Space, pins: Mapping[str, Any], ignoring: Container[str]) -> Iterator[Case]:
     checks = {r.id for r in rules.applicable(case, ("error",)) if r.id not in ignoring}
-    for every in degrees(case, with_pins(space, pins), pins):
+    for every in degrees(case, with_pins(space, case, pins), pins):
         wanted = _wanted(every, pins, checks >= BATCH_RULES)  # far cheaper than the rules
         if not wanted.any():
             continue
@@ -265,7 +278,7 @@ def _wanted(bare: Case, pins: Mapping[str, Any], divided: bool) -> Any:
 def with_options(bare: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Case:
     """Return legal degrees with every schedule and option of a space."""
     pins = pinned or {}
-    batch = _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep), with_pins(space, pins))
+    batch = _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep), with_pins(space, bare, pins))
     if bare.engine in KEEPS_OUTPUTS and "pp_micro_batches" not in pins:
         batch = _with_passes(batch)
     return batch.replace(**{name: pins[name] for name in DETAIL_PINS if name in pins})
