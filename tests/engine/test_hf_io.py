@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
@@ -23,6 +24,7 @@ from tokenizers.models import WordLevel
 
 from meshwright.engine import hf_io
 from meshwright.engine.hf_io import shards
+from meshwright.engine.hf_io.config_json import with_older_keys, write_config
 from meshwright.engine.hf_io.files import SafetensorsFolder
 from meshwright.engine.hf_io.tokenizer_files import export_config
 from meshwright.engine.model.build import transformers_config
@@ -246,6 +248,42 @@ def with_tokenizer(rank: int, world: int, folder: str, out: str) -> None:
     with pytest.raises(InputError, match="already contains a model"):
         hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32)
     hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, tokenizer=Path(folder), overwrite=True)
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192}  # fmt: skip
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+ROPE_OF_VERSION_4: dict[str, dict[str, Any]] = {
+    "qwen3": {"rope_theta": 1e6},
+    "llama": {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+    "glm4": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": LINEAR},
+    "phi3": {"rope_theta": 1e4, "rope_scaling": LONGROPE, "original_max_position_embeddings": 64},
+    "gpt2": {},
+}
+
+
+@pytest.mark.parametrize("family", ROPE_OF_VERSION_4)
+def test_exported_config_has_the_rotary_positions_that_transformers_4_and_vllm_read(
+    family: str, tmp_path: Path
+) -> None:
+    rope = ROPE_OF_VERSION_4[family]
+    base = {"model_type": family, "num_hidden_layers": 2, "head_dim": 8, "hidden_size": 32, "num_attention_heads": 4}
+    config = transformers_config(copy.deepcopy({**base, **rope}))
+    write_config(tmp_path, config)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {key: one for key, one in written.items() if key in rope} == rope
+    assert rope or not any("rope" in key for key in written)
+    assert transformers_config(written).to_dict().get("rope_parameters") == config.to_dict().get("rope_parameters")
+
+
+def test_exported_config_has_older_keys_in_the_section_of_the_language_model() -> None:
+    text = {"model_type": "qwen3_vl_text", "rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}
+    found = with_older_keys({"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 2}})
+    assert found["text_config"] == {**text, "rope_theta": 5e6}
+    assert found["vision_config"] == {"depth": 2}
+    assert "rope_theta" not in found
 
 
 # Memory

@@ -15,6 +15,7 @@ import torch
 
 from meshwright.engine.fsync import sync_folder
 from meshwright.engine.hf_io.barriers import gather_from_stages, on_rank_zero, raise_on_all_ranks, write_stages_in_turn
+from meshwright.engine.hf_io.config_json import write_config
 from meshwright.engine.hf_io.find import INDEX
 from meshwright.engine.hf_io.gather import FullTensorSource, ShardedTensors, TensorSource
 from meshwright.engine.hf_io.layout_map import Shape
@@ -235,7 +236,7 @@ def _finish(folder: Path, plan: ShardPlan, names: NameMap, dtype: torch.dtype, t
         write_text(folder / GENERATION, (tokenizer / GENERATION).read_text(encoding="utf-8"))
     else:
         write_text(folder / GENERATION, default_generation_config(config))
-    write_text(folder / CONFIG, config.to_json_string(use_diff=True))
+    write_config(folder, config)
     sync_folder(folder)
 
 

@@ -312,6 +312,7 @@ def _export_rank(
 def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:
     """Convert a model folder to another dtype or file size, or merge adapters into their model."""
     from meshwright.engine import hf_io
+    from meshwright.engine.hf_io.config_json import write_config
     from meshwright.engine.hf_io.find import read_json
     from meshwright.engine.parallelize.fsdp import DTYPES
     from meshwright.engine.post_training.model_card import copy_card
@@ -337,6 +338,7 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
     largest = UNLIMITED_BYTES if options.consolidated else max(1, round(options.shard_gib * 1024**3))
     with no_progress():
         model.save_pretrained(folder, max_shard_size=largest)
+    write_config(folder, model.config)
     hf_io.copy_tokenizer(tokenizer_of(found.path), folder)
     copy_card(found.path, folder, merged=found.type == "adapters")
 
