@@ -307,3 +307,30 @@ def test_the_fix_of_memory_leaves_headroom(meshwright: Any, here: Path) -> None:
     followed = meshwright(*typed, *fix)
     assert followed.code == 0, followed.err
     assert "little headroom" not in followed.out + followed.err
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("qwen3-30b-a3b", "32x8xH100"), ("mixtral-8x7b", "16x8xH100"), ("qwen3-30b-a3b", "32x8xH200")]
+)
+def test_a_fix_that_takes_memory_is_in_the_layout_that_has_it(meshwright: Any, model: str, gpus: str) -> None:
+    words = ("recommend", model, "--gpus", gpus, "--goal", "pretrain", "--engine", "megatron")
+    found = meshwright(*words, "--json").json
+    [finding] = [one for one in found["findings"] if one["rule"] == "precision.bf16-reduction"]
+    fixed = meshwright(*words, *finding["fix"], "--json").json
+    plain = meshwright(*words, "precision.reduce=fp32", "--json").json
+    assert "precision.reduce=fp32" in finding["fix"]
+    assert not [one for one in fixed["findings"] if one["severity"] == "warning"]
+    assert fixed["estimate"]["step_s"] <= 1.03 * plain["estimate"]["step_s"]
+
+
+@pytest.mark.parametrize("words", [("train.global_batch_size=512",), ("--seq", "32k", "train.global_batch_size=128")])
+def test_a_fix_for_scarce_memory_is_the_one_that_costs_least(meshwright: Any, tmp_path: Path, words: Any) -> None:
+    deeper = {"num_hidden_layers": 44, "intermediate_size": 14336, "vocab_size": 100352}
+    (tmp_path / "config.json").write_text(json.dumps({**OWN_MODEL, **deeper}))
+    asked = ("recommend", str(tmp_path), "--gpus", "16x8xH100", "--goal", "pretrain", "--engine", "megatron", *words)
+    found = meshwright(*asked, "--json").json
+    [finding] = [one for one in found["findings"] if one["rule"] == "memory.uncertain"]
+    assert "longer per step" not in finding["message"]
+    fixed = meshwright(*asked, *finding["fix"], "--json").json
+    assert fixed["estimate"]["step_s"] < 1.05 * found["estimate"]["step_s"]
+    assert not [one for one in fixed["findings"] if one["rule"].startswith("memory.")]

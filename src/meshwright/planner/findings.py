@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -10,16 +11,18 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Repair
-from meshwright.planner.repair import Change, as_repair, errors_of, find_repair, has_errors
+from meshwright.planner.repair import COUNTED, Change, as_repair, errors_of, find_repair, has_errors
 from meshwright.planner.saving import saving_findings
-from meshwright.planner.search import as_overrides, has_headroom
-from meshwright.planner.space import module_sets
+from meshwright.planner.search import SEARCHED_NAMES, as_overrides, best, changed_values, has_headroom
+from meshwright.planner.space import DEGREES, module_sets
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES, Finding, Rule, Severity
 
 ADVISE_BELOW = 0.99  # of the step time
 WORTH_SAYING = 0.05  # of the step time that a fix costs
+MOST_CHANGED = 3  # fields of the layout that the fix of another setting changes
+WORK = ("global_batch_size", "seq_length")  # with another value of these, step times are not comparable
 FOR_MEMORY = ("memory.tight", "memory.uncertain")
 """Findings whose fixes save memory; they need not be faster."""
 
@@ -46,9 +49,8 @@ def examine(
     if has_errors(case):
         return _with_errors(case, typed, severities)
     typed = {*typed, *stated}
-    found = tuple(
-        explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case, typed), case, typed)
-    )
+    checked = [_in_another_layout(one, case, typed) for one in rules.check(case, severities, typed=typed)]
+    found = tuple(explain_missing(_drop_useless_fixes(checked, case, typed), case, typed))
     fixable = [one for one in found if one.severity == "warning" and one.fix]
     change = _together(case, fixable, typed) if len(fixable) > 1 else {}
     saving = saving_findings(case, states_interval or "save_every" in typed) if "warning" in severities else ()
@@ -111,6 +113,42 @@ def _together(case: Case, findings: Iterable[Finding], typed: Collection[str]) -
     return {} if has_errors(trial) or any(bool(rule.broken(trial)) for rule in resolved) else change
 
 
+def _in_another_layout(finding: Finding, case: Case, typed: Collection[str]) -> Finding:
+    """Return a warning about other settings than the layout with a fix in a layout for it, where that costs less.
+
+    A rule makes room with smaller micro batches only, or leaves too little memory; other degrees may cost less.
+    """
+    rule = rules.all_rules()[finding.rule]
+    change = rules.one_fix(rule, case, typed=typed) if finding.severity == "warning" else {}
+    own = _own_settings(rule, change)
+    if finding.severity != "warning" or rule.subject == "memory" or not own or own.keys() & {*SEARCHED_NAMES, *WORK}:
+        return finding
+    intact = [one for one in rules.applicable(case, ("error", "warning")) if not bool(one.broken(case))]
+    trial = case.replace(**change)
+    is_tight = any(bool(one.broken(trial)) for one in intact)
+    if change and not is_tight and _step_s(trial) <= (1 + WORTH_SAYING) * _step_s(case):
+        return finding
+    limit_s = _step_s(trial) if change and not is_tight else inf
+    found = best(case.replace(**own), {name: getattr(case, name) for name in SEARCHED_NAMES if name in typed})
+    if found is None or not found.has_headroom or found.step_s >= limit_s:
+        return finding
+    layout = changed_values(found.layout, case)
+    after = case.replace(**own, **layout)
+    if sum(name in COUNTED for name in layout) > MOST_CHANGED or any(
+        bool(one.broken(after)) for one in (rule, *intact)
+    ):
+        return finding
+    return msgspec.structs.replace(finding, fix=as_overrides({**layout, **own}), undoes=rules.undone(own, typed))
+
+
+def _own_settings(rule: Rule, change: Change) -> Change:
+    """Return what a rule's fix sets, without what makes room for it; of its first fix, if none works in this layout."""
+    if change:
+        return {name: value for name, value in change.items() if any(name in fix for fix in rule.fixes)}
+    fix = rule.fixes[0] if rule.fixes else {}
+    return {name: next(iter(values)) for name, values in fix.items() if not callable(values)}
+
+
 def _drop_useless_fixes(findings: Iterable[Finding], case: Case, typed: Collection[str]) -> Iterator[Finding]:
     """Keep advice only if following it is faster and leaves headroom; warnings stay, but lose such a fix."""
     for finding in findings:
@@ -135,18 +173,30 @@ def _with_cost(finding: Finding, case: Case, typed: frozenset[str]) -> Finding:
     kept = [one for one in rules.applicable(case, ("warning",)) if not bool(one.broken(case))]
     for change in _milder(case):
         trial = case.replace(**change)
-        if typed & change.keys() or not bool(rules.legal(trial)) or bool(rule.broken(trial)):
+        changed = {name for name, value in change.items() if value != getattr(case, name)}
+        if typed & changed or not bool(rules.legal(trial)) or bool(rule.broken(trial)):
             continue
         cost = _step_s(trial) / before - 1
         less = float(costs.memory(trial).total) < float(costs.memory(case).total)
         if less and cost < slower and not any(bool(one.broken(trial)) for one in kept):
-            slower, fix = cost, as_overrides({n: value for n, value in change.items() if value != getattr(case, n)})
+            stated = changed | (
+                {"micro_batch_size"} - typed if changed & {*DEGREES} else set()
+            )  # else a search grows it
+            slower, fix = cost, as_overrides({n: value for n, value in change.items() if n in stated})
     message = f"{finding.message}; its fix takes {slower:.0%} longer per step"
     return msgspec.structs.replace(finding, fix=fix, message=message if slower >= WORTH_SAYING else finding.message)
 
 
 def _milder(case: Case) -> Iterator[Change]:
-    """Yield changes that free memory: weights sharded again, recompute of more modules, half of the micro batch."""
+    """Yield changes that free memory: weights sharded again, recompute of more modules, half of the micro batch.
+
+    Also twice a degree that splits samples or experts.
+    """
+    size = {"micro_batch_size": int(case.micro_batch_size)}
+    yield {"cp": 2 * int(case.cp), **size}
+    yield {"tp": 2 * int(case.tp), "sp": True, **size}
+    if case.is_moe:
+        yield {"ep": 2 * int(case.ep), **size}
     if case.strategy == "fsdp2" and not bool(case.reshard_after_forward):
         yield {"reshard_after_forward": True}
     for modules in module_sets(case):

@@ -182,8 +182,9 @@ def _odd_micro_batches(space: Space, case: Case) -> tuple[int, ...]:
     """Return the micro batches with other prime factors than 2 and 3 that divide a global batch.
 
     Five samples per rank are one micro batch of 5 or five of 1: without 5, every layout that leaves 5 looks slow.
+    Small spaces, which compare batches with each other, have none for any of them.
     """
-    most = min(2 * max(space.micro_batches), MAX_ODD_MICRO_BATCH)
+    most = MAX_ODD_MICRO_BATCH if max(space.micro_batches) >= MAX_ODD_MICRO_BATCH else 0
     odd = (size for size in range(5, most + 1) if gcd(size, 5 * 7 * 11 * 13) > 1)
     return tuple(size for size in odd if np.any(case.global_batch_size % size == 0))
 
