@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,20 @@ def test_a_changed_contract_is_refused_by_its_fields_and_a_changed_layout_is_not
     check_contract(saved, slower, accepted=True)
     with pytest.raises(InputError, match=r"config.hidden_size was 64 and is 32"):  # another model is never the same run
         check_contract(saved, other, accepted=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "samples", "epochs"), [(170, 339, "2.0"), (43, 339, "0.5"), (57, 339, "0.67"), (1, 339, "0.01")]
+)
+def test_a_changed_number_of_epochs_is_restored_as_epochs(steps: int, samples: int, epochs: str) -> None:
+    saved = {"train.steps": steps, "train.global_batch_size": 4}
+    with pytest.raises(InputError) as refused:
+        check_contract(saved, saved | {"train.steps": 85}, accepted=False, epoch_samples=samples)
+    assert refused.value.fix[1] == f"train.epochs={epochs}"
+    assert ceil(round(float(epochs) * samples) / 4) == steps
+    with pytest.raises(InputError) as by_steps:
+        check_contract(saved, saved | {"train.steps": 85}, accepted=False)
+    assert by_steps.value.fix[1] == f"train.steps={steps}"
 
 
 # Complete checkpoints

@@ -190,9 +190,19 @@ def test_nan_lines_are_explained(meshwright: Any, text: str) -> None:
 
 
 def test_eval_steps_of_other_trainers_become_steps_between_validations(meshwright: Any) -> None:
-    found = meshwright("recommend", "qwen3-8b", "--gpus", "1xH100", "--goal", "lora", "eval_steps=5", "--json").json
-    (finding,) = [one for one in found["findings"] if one["rule"] == "unused.eval-steps"]
-    assert finding["fix"] == ["train.eval_every=5"]
+    asked = ("recommend", "qwen3-8b", "--gpus", "1xH100", "--goal", "lora", "data.validation_part=0.05")
+    refused = meshwright(*asked, "eval_steps=5")
+    assert refused.code == 2
+    assert "eval_steps=5: is the number of steps between two validations in other trainers" in refused.err
+    assert "fix:   train.eval_every=5\n" in refused.err
+    (fixed,) = [
+        one
+        for one in meshwright(*asked, "train.eval_every=5").out.splitlines()
+        if "train.eval_every" in one and "→" in one
+    ]
+    assert "0 → 5" in fixed
+    own = meshwright(*asked, "train.eval_every=5", "train.eval_steps=5", "--json").json
+    assert "unused.eval-steps" not in {one["rule"] for one in own["findings"]}
 
 
 def test_habits_are_reported_together_with_their_values(meshwright: Any) -> None:

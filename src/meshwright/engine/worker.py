@@ -222,7 +222,10 @@ class _Run:
         from meshwright.engine.checkpoint.manager import Checkpoints
 
         spec = self.spec
-        return Checkpoints(Path(spec.folder), self.process, self.trainer, spec.config, spec.run.accept_changes)
+        by_epochs = spec.total_samples is not None
+        return Checkpoints(
+            Path(spec.folder), self.process, self.trainer, spec.config, spec.run.accept_changes, by_epochs
+        )
 
     def resume(self) -> None:
         """Resume from the newest valid checkpoint in the run folder, if there is one, and open the reports."""

@@ -246,7 +246,7 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
     removed: list[tuple[str, str]] = []
     for key, text in pairs:
         field, item = _item(key)
-        if _is_removed(key):
+        if key in REMOVED_KEYS:
             removed.append((key, text))
         elif item:
             items.setdefault(field, {})[item] = text
@@ -339,10 +339,6 @@ def accepts(text: str, recipe: Recipe) -> bool:
     """Return whether one override is valid for a recipe."""
     key, _, value = text.partition("=")
     return _refusal(key, value, recipe) is None
-
-
-def _is_removed(key: str) -> bool:
-    return key in REMOVED_KEYS and native_key(key) is None and key not in (*override_keys(), *override_composite_keys())
 
 
 def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:

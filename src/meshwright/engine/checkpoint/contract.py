@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -106,10 +107,12 @@ def check_contract(
     saved_data: Mapping[str, Fingerprint] = {},
     data: Mapping[str, Fingerprint] = {},
     run: Path = Path("RUN"),
+    epoch_samples: int | None = None,
 ) -> None:
     """Raise InputError if contract fields or data differ from the checkpoint, unless the user accepts the changes.
 
     A change of the tensors themselves cannot be accepted: the checkpoint has no values for the new ones.
+    `epoch_samples`: the samples of an epoch, if the steps now were counted from epochs.
     """
     changed = changed_fields(saved, now, saved_data, data)
     if not changed:
@@ -125,9 +128,9 @@ def check_contract(
     if tensors:
         other = "other tensors than the checkpoint has, so it cannot be resumed with the new values"
         reason += f"; {some(tensors)} give{'s' * (len(tensors) == 1)} {other}"
-        fix = ("another --out", _restored(changed), *_continued(saved, tensors, run))
+        fix = ("another --out", _restored(changed, saved, epoch_samples), *_continued(saved, tensors, run))
     else:
-        fix = ("another --out", _restored(changed), ACCEPTING)
+        fix = ("another --out", _restored(changed, saved, epoch_samples), ACCEPTING)
     raise InputError(reason, field="--accept-changes" if accepted else "--out", fix=fix)
 
 
@@ -150,15 +153,26 @@ def _continued(saved: Mapping[str, Any], tensors: Collection[str], run: Path) ->
     return (f"{command}, then another --out with --model {merged}",)
 
 
-def _restored(changed: Mapping[str, tuple[Any, Any]]) -> str:
+def _restored(changed: Mapping[str, tuple[Any, Any]], saved: Mapping[str, Any], epoch_samples: int | None) -> str:
     """Return what restores a few changed fields: overrides, and the rest in words."""
     if len(changed) > SHOWN_FIXES:
         return "restore the fields"
     fields = recipe_fields()
-    typed = " ".join(format_override(key, before) for key, (before, _) in changed.items() if key in fields)
+    before = {key: old for key, (old, _) in changed.items() if key in fields}
+    if epoch_samples and "train.steps" in before:
+        batch = saved.get("train.global_batch_size", 1)
+        before = {"train.epochs": _epochs(before.pop("train.steps"), batch, epoch_samples), **before}
+    typed = " ".join(format_override(key, value) for key, value in before.items())
     named = [f"use the {key} {changed[key][0]}" for key in ("model", "goal") if key in changed]
     others = [f"restore {key}" for key in changed if key not in fields and key not in ("model", "goal")]
     return ", and ".join(filter(None, [typed, *named, *others]))
+
+
+def _epochs(steps: int, batch: int, samples: int) -> float:
+    """Return the roundest number of epochs that has these steps, as `with_steps` counts them."""
+    exact = steps * batch / samples
+    rounded = (round(exact, digits) for digits in range(8))
+    return next((one for one in rounded if ceil(round(one * samples) / batch) == steps), exact)
 
 
 CONFIG = "config."  # start of the contract's keys of the model's config

@@ -32,10 +32,17 @@ class Checkpoints:
     """Saves and resumes one run."""
 
     def __init__(
-        self, run: Path, process: Process, trainer: Trainer, config: Mapping[str, Any], accept_changes: bool = False
+        self,
+        run: Path,
+        process: Process,
+        trainer: Trainer,
+        config: Mapping[str, Any],
+        accept_changes: bool = False,
+        by_epochs: bool = False,
     ) -> None:
         self.process, self.trainer, self.accept_changes = process, trainer, accept_changes
         self.recipe: Recipe = trainer.recipe
+        self.epoch_samples = trainer.samples_per_epoch if by_epochs else None
         self.contract = contract_of(self.recipe, config) | hook_contract(trainer.hooks)
         self.folder = Folder(run)
         self.saver = Saver(self.folder, trainer, process, self.recipe.checkpoint)
@@ -67,6 +74,7 @@ class Checkpoints:
         check_contract(
             *(saved.contract, self.contract, self.accept_changes, warns, saved.data, self.data),
             run=self.folder.path.parent,
+            epoch_samples=self.epoch_samples,
         )
         state = load(self.trainer, found)
         _restore_rng(found, state, self.process.rank, self.trainer.device)

@@ -46,6 +46,10 @@ REMOVED: dict[str, RemovedKey] = {
     ),
     "warmup_ratio": ("is a share of the training; set the steps", "schedule.warmup_steps={value}"),
     **dict.fromkeys(("eval_strategy", "evaluation_strategy", "evals_per_epoch"), _VALIDATION),
+    "eval_steps": (  # also the short name of train.eval_steps
+        "is the number of steps between two validations in other trainers; train.eval_steps is the length of one",
+        "train.eval_every={value}",
+    ),
     **dict.fromkeys(("save_strategy", "saves_per_epoch"), _SAVING),
     "logging_strategy": ("is a number of steps here", "train.log_every={value}"),
     "load_best_model_at_end": (
