@@ -91,6 +91,16 @@ def test_classes_of_other_packages_may_have_other_keywords(
     assert "SFTConfig has no" not in _check(tmp_path, capsys, program)
 
 
+def test_an_argument_that_transformers_removed_is_none_with_unsloth_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = PROGRAM.replace("max_length=4096", "max_seq_length=4096, evaluation_strategy='no'")
+    text = _check(tmp_path, capsys, program.replace("from datasets", "import unsloth\nfrom datasets"))
+    assert "SFTConfig has no evaluation_strategy since transformers" in text
+    assert "fix: eval_strategy='no'" in text
+    assert "max_seq_length since" not in text
+
+
 def test_a_call_that_depends_on_the_version_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head, last = PROGRAM.rsplit("trainer = ", 1)
     call = last.partition("\n")[0]

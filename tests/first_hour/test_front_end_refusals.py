@@ -280,6 +280,64 @@ def test_files_that_llama_factory_refuses(more: str, message: str, capsys: pytes
 
 
 @pytest.mark.parametrize(
+    ("more", "message", "fix"),
+    [
+        ("", "early_stopping_steps: 3 compares evaluations, and eval_strategy (not set: no) has none", "without"),
+        (
+            "val_size: 0.1",
+            "early_stopping_steps: 3 compares evaluations",
+            "eval_strategy: steps eval_steps: 100 metric_for_best_model: eval_loss",
+        ),
+        (
+            "val_size: 0.1\neval_strategy: steps\neval_steps: 50",
+            "early_stopping_steps: 3 needs metric_for_best_model or load_best_model_at_end",
+            "metric_for_best_model: eval_loss",
+        ),
+        (
+            "load_best_model_at_end: true",
+            "load_best_model_at_end: true needs an evaluation before every save, but nothing is evaluated",
+            "load_best_model_at_end: false without early_stopping_steps",
+        ),
+        ("val_size: 0.1\neval_strategy: steps\nload_best_model_at_end: true", "", ""),
+        ("val_size: 0.1\neval_strategy: epoch\nmetric_for_best_model: eval_loss", "", ""),
+    ],
+)
+def test_early_stopping_needs_evaluations_and_a_metric(
+    more: str, message: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: alpaca\ntemplate: qwen3\n"
+    text += "cutoff_len: 2048\noutput_dir: out\nlearning_rate: 1e-4\nbf16: true\nearly_stopping_steps: 3\n"
+    Path("lf.yaml").write_text(f"{text}{more}\n", encoding="utf-8")
+    code, printed = check(capsys, "lf.yaml", "--gpus", "1xA100-80")
+    assert code == int(bool(message)), printed
+    assert message in printed
+    assert f"fix: {fix}" in printed or not fix
+
+
+def test_a_program_that_stops_early_needs_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text(STOPS_EARLY, encoding="utf-8")
+    code, printed = check(capsys, "train.py", "--gpus", "1xA100-80")
+    assert code == 1
+    assert "early_stopping_patience=3 needs metric_for_best_model or load_best_model_at_end" in printed
+    assert "fix: metric_for_best_model='eval_loss'" in printed
+    best = STOPS_EARLY.replace("eval_steps=50", "eval_steps=50, load_best_model_at_end=True, save_steps=50")
+    Path("train.py").write_text(best, encoding="utf-8")
+    code, printed = check(capsys, "train.py", "--gpus", "1xA100-80")
+    assert code == 0, printed
+
+
+STOPS_EARLY = """from datasets import load_dataset
+from transformers import AutoModelForCausalLM, EarlyStoppingCallback, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")
+data = load_dataset("my/data")
+args = TrainingArguments(output_dir="o", bf16=True, eval_strategy="steps", eval_steps=50)
+Trainer(model, args, train_dataset=data["train"], eval_dataset=data["test"],
+    callbacks=[EarlyStoppingCallback(early_stopping_patience=3)]).train()
+"""
+
+
+@pytest.mark.parametrize(
     ("words", "fix"),
     [(("--gpus", "8xL40S"), "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"), (("--gpus", "4xL40S"), "NPROC_PER_NODE=4")],
 )

@@ -129,6 +129,15 @@ def test_llama_factory_loads_frozen_weights_in_the_dtype_of_the_computation(tmp_
     ("model", "template", "rule", "severity", "fix"),
     [
         ("google/gemma-3-4b-it", "llama3", "data.template-of-another-family", "warning", "template: gemma3"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "qwen", "data.template-of-another-family", "warning", "template: llama3"),
+        (
+            "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit",
+            "qwen",
+            "data.template-of-another-family",
+            "warning",
+            "template: llama3",
+        ),
+        ("meta-llama/Llama-3.2-3B-Instruct", "llama3", "", "", ""),
         ("/models/Qwen2.5-7B-Instruct/", "gemma", "data.template-of-another-family", "warning", "template: qwen"),
         ("google/gemma-3-4b-it", "gemma-3", "value.invalid", "error", "template: gemma3"),
         ("meta-llama/Meta-Llama-3-8B-Instruct", "lama3", "value.invalid", "error", "template: llama3"),

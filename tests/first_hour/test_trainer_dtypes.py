@@ -23,7 +23,7 @@ ds = load_dataset("json", data_files="alpaca.json", split="train")
 ds = ds.map(lambda e: tok(e["instruction"], truncation=True, max_length=LENGTH))
 args = TrainingArguments(output_dir="out", per_device_train_batch_size=1, gradient_accumulation_steps=16,
     num_train_epochs=1, learning_rate=1e-5, PRECISION, gradient_checkpointing=True, eval_strategy="steps",
-    eval_steps=50)
+    eval_steps=50, metric_for_best_model="eval_loss")
 Trainer(model=model, args=args, train_dataset=ds, eval_dataset=ds, processing_class=tok, callbacks=[CALLBACK]).train()
 """
 
@@ -259,7 +259,7 @@ def test_early_stopping_without_validation_is_an_error(
     monkeypatch.chdir(tmp_path)
     name = write(tmp_path)
     text = (tmp_path / name).read_text(encoding="utf-8")
-    (tmp_path / name).write_text(text.replace('eval_strategy="steps",\n    eval_steps=50', ""), encoding="utf-8")
+    (tmp_path / name).write_text(text.replace('eval_strategy="steps",\n    eval_steps=50, ', ""), encoding="utf-8")
     code, printed = run(capsys, "check", name, "--gpus", "1x4090")
     assert code == 1
-    assert "accelerate.early-stop-without-validation" in printed
+    assert "early_stopping_patience=3 compares evaluations, and eval_strategy (not set: no) has none" in printed

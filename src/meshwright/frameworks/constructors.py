@@ -74,7 +74,8 @@ def constructor_findings(content: Content | None) -> Iterator[Finding]:
     """Yield the keywords and values of a program that the constructors of its packages do not accept.
 
     Not compared are classes of the program's own, and calls that are tried or depend on a version. Of programs with
-    Unsloth, which replaces TRL's classes, only misspelled arguments of a training are.
+    Unsloth, which replaces TRL's classes, only arguments of a training that are misspelled, or that transformers
+    removed, are.
     """
     tree = None if content is None else _parsed(content.text)
     if tree is None or content is None:
@@ -89,7 +90,8 @@ def constructor_findings(content: Content | None) -> Iterator[Finding]:
 def _is_of_unsloth(finding: Finding) -> bool:
     """Return whether a finding holds for the classes that Unsloth puts in the place of TRL's."""
     is_of_trainer = finding.message.partition(" has no ")[0].endswith("Trainer")
-    return finding.rule == "value.invalid" or (MEANT in finding.message and not is_of_trainer)
+    removed = f" since {TITLES['transformers']} " in finding.message
+    return finding.rule == "value.invalid" or (not is_of_trainer and (removed or MEANT in finding.message))
 
 
 def _keyword_findings(content: Content, tree: ast.Module, guarded: set[int]) -> Iterator[Finding]:

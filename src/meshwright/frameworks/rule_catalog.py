@@ -191,12 +191,6 @@ PARSE_FINDINGS = (
         "ValueError: Attempting to unscale FP16 gradients",
         "torch's GradScaler unscales gradients in fp32 only, so trained weights must be in fp32",
     ),
-    ParseFinding(
-        "accelerate.early-stop-without-validation",
-        "error",
-        "AssertionError: EarlyStoppingCallback requires IntervalStrategy of steps or epoch",
-        "it compares validation losses, and without eval_strategy there are none",
-    ),
     ParseFinding("accelerate.not-json", "error", "JSON parse error at start-up", "the text is parsed as JSON"),
 )
 

@@ -38,17 +38,8 @@ from meshwright.frameworks.trainer import (
     unknown_arguments,
     unknown_names,
 )
-from meshwright.frameworks.trainer_fields import (
-    EVALUATIONS,
-    FROZEN,
-    LOADED_BY_TRL,
-    NO_VALIDATION_DATA,
-    STORED_IN_BYTES,
-    WEIGHT_DTYPES,
-    is_trl,
-)
+from meshwright.frameworks.trainer_fields import FROZEN, LOADED_BY_TRL, STORED_IN_BYTES, WEIGHT_DTYPES, is_trl
 from meshwright.frameworks.trainer_files import (
-    PATIENCE,
     STORAGE,
     TRAINERS,
     config_beside,
@@ -451,7 +442,7 @@ def _parsed(
         field_values["layout.recompute"] = "full"
         by_trl = trl or is_trl_script([script]) or is_trl(arguments, script)
         findings = tuple(_double_checkpointing(checkpointing, arguments, by_trl))
-    findings = (*findings, *_overwritten_precision(settings, arguments), *_stops_without_validation(arguments))
+    findings = (*findings, *_overwritten_precision(settings, arguments))
     findings = (*findings, *unknown_names("accelerate", arguments))
     findings = (*findings, *start_findings({**arguments, **_mixed(effective)}, program.model, script))
     if in_weight_dtype:
@@ -639,25 +630,6 @@ def _scaled_fp16_weights(settings: Settings, arguments: Arguments, weights: str)
             (f'{name}="float32"',),
             file=setting.file,
             line=setting.line,
-        )
-
-
-def _stops_without_validation(arguments: Arguments) -> Iterator[Finding]:
-    """Yield a finding for EarlyStoppingCallback in a run without validations, which the callback rejects."""
-    patience = arguments.get(PATIENCE[0])
-    given = next((arguments[name] for name in EVALUATIONS if name in arguments), None)
-    is_off = given is None or (not given.unresolved and str(given.value).lower() in ("no", "none"))
-    if patience is not None and is_off and "output_dir" in arguments:
-        yield Finding(
-            "accelerate.early-stop-without-validation",
-            "error",
-            PATIENCE[0],
-            f"{PATIENCE[0]}={patience.value} needs validations, and eval_strategy is not set (default: no)"
-            if given is None
-            else f"{PATIENCE[0]}={patience.value} needs validations, and eval_strategy={given.value}",
-            ('eval_strategy="steps"', *(("eval_dataset=DATASET",) if NO_VALIDATION_DATA in arguments else ())),
-            file=patience.file,
-            line=patience.line,
         )
 
 

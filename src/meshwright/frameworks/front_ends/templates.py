@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from meshwright.frameworks.model_match import QUANTIZED
 from meshwright.frameworks.types import Settings
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import closest
@@ -19,6 +20,7 @@ from meshwright.similar import closest
 RULE = "data.template-of-another-family"
 TEMPLATE, MODEL, STAGE = "template", "model_name_or_path", "stage"
 TITLE = "LLaMA-Factory"
+META = "meta-"
 REMOVED = (
     "aquila", "atom", "baichuan", "baichuan2", "belle", "bluelm", "chatglm2", "codegeex2", "codegeex4", "cpm", "cpm3",
     "intern", "marco", "orion", "skywork_o1", "telechat", "xverse", "yayi", "ziya",
@@ -42,9 +44,12 @@ def templates() -> dict[str, ChatTemplate]:
 
 
 def templates_of(model: str) -> tuple[str, ...]:
-    """Return the templates of a chat model, by its name on the hub or its folder; empty for others."""
-    name = model.rstrip("/").rpartition("/")[2].lower()
-    return tuple(key for key, one in templates().items() if name in one.models)
+    """Return the templates of a chat model, by its name on the hub or its folder; empty for others.
+
+    The hub has Llama 3 and 3.1 with and without the prefix Meta-, and weights in 4 bits under a longer name.
+    """
+    name = QUANTIZED.sub("", model.rstrip("/").rpartition("/")[2].lower()).removeprefix(META)
+    return tuple(key for key, one in templates().items() if {name, META + name} & one.models)
 
 
 def template_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:

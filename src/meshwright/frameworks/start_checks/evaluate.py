@@ -12,6 +12,7 @@ from meshwright.models import ModelSpec
 from meshwright.rules.rule import Finding, Severity
 
 Style = Literal["yaml", "command", "python"]
+OLDER_NAMES = {"eval_strategy": "evaluation_strategy"}
 PROCESSES = "processes"  # in a message: the number of processes
 
 
@@ -31,6 +32,7 @@ class _Shown(string.Formatter):
         if name == PROCESSES:
             count = self.given.processes
             return f"{count or 'the'} process{'es' * (count != 1)}"
+        name = next((one for one in (name, OLDER_NAMES.get(name)) if one in self.given.settings), name)
         setting = self.given.settings.get(name)
         if setting is None or setting.value is None:
             default = self.given.get(name)

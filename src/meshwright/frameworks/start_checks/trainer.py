@@ -11,6 +11,9 @@ from meshwright.similar import closest, misspelled
 PLACE = "transformers/training_args.py: TrainingArguments._validate_args"
 FLASH_PLACE = "transformers/integrations/flash_attention.py: get_target_dtype"
 TRAINER_PLACE = "transformers/trainer.py: Trainer.__init__"
+EARLY_PLACE = "transformers/trainer_callback.py: EarlyStoppingCallback.on_train_begin"
+EARLY_STOPS = ("early_stopping_patience", "early_stopping_steps")  # of the callback, and of LLaMA-Factory
+AT_TRAINING = "stops with an AssertionError when the training begins"
 
 
 def _eval_strategy(given: Given) -> str:
@@ -47,18 +50,29 @@ def _strategy_name(given: Given) -> str:
     return "evaluation_strategy" if given.is_stated("evaluation_strategy") else "eval_strategy"
 
 
+def _has_no_data(given: Given) -> bool:
+    """Return whether there is nothing to evaluate; LLaMA-Factory takes it from two keys."""
+    is_factory = given.is_stated("finetuning_type")
+    return given.is_on(NO_VALIDATION_DATA) or (is_factory and not given.any_on("eval_dataset", "val_size"))
+
+
+def _without_evaluations(given: Given) -> Changes:
+    """Keep no best checkpoint and stop at the end, as both follow evaluations."""
+    best = {"load_best_model_at_end": False} if given.is_on("load_best_model_at_end") else {}
+    return {**best, **{key: None for key in EARLY_STOPS if given.is_stated(key)}}
+
+
 def _no_evaluations(given: Given) -> Changes:
     """Evaluate nothing, and keep no best checkpoint."""
-    best = {"load_best_model_at_end": False} if given.is_on("load_best_model_at_end") else {}
-    return {_strategy_name(given): "no", **best}
+    return {_strategy_name(given): "no", **_without_evaluations(given)}
 
 
 def _same_strategy(given: Given) -> Changes:
     """Evaluate as often as checkpoints are saved; without saves, or without data to evaluate, keep no best one."""
     name = _strategy_name(given)
     saves = given.text("save_strategy")
-    if saves in ("no", "false") or given.is_on(NO_VALIDATION_DATA):
-        return {"load_best_model_at_end": False}
+    if saves in ("no", "false") or _has_no_data(given):
+        return _without_evaluations(given)
     steps = given.number("save_steps")
     return {name: saves, **({"eval_steps": _plain(steps)} if saves == "steps" and steps else {})}
 
@@ -79,6 +93,32 @@ def _evaluates(given: Given) -> Changes:
     if given.is_on(NO_VALIDATION_DATA):
         return {"lr_scheduler_type": "cosine"}
     return {"eval_strategy": "steps", "eval_steps": _plain(given.number("save_steps") or 500)}
+
+
+def _stops_early(key: str) -> tuple[StartCheck, StartCheck]:
+    """Return the checks of EarlyStoppingCallback, whose patience is the value of a key."""
+
+    def is_given(given: Given) -> bool:
+        return given.is_on(key) and given.is_stated("output_dir") and not _differing_strategies(given)
+
+    def has_metric(given: Given) -> bool:
+        by_loss = given.text("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy")
+        return by_loss or given.any_on("metric_for_best_model", "load_best_model_at_end")
+
+    def evaluates(given: Given) -> Changes:
+        if _has_no_data(given):
+            return _without_evaluations(given)
+        return {"eval_strategy": "steps", "eval_steps": 100, **({} if has_metric(given) else by_the_loss)}
+
+    by_the_loss = {"metric_for_best_model": "eval_loss"}
+    return (
+        StartCheck(key, lambda given: is_given(given) and _never_evaluates(given),
+            f"{{{key}}} compares evaluations, and {{eval_strategy}} has none", evaluates, EARLY_PLACE,
+            effect=AT_TRAINING),
+        StartCheck(key, lambda given: is_given(given) and not _never_evaluates(given) and not has_metric(given),
+            f"{{{key}}} needs metric_for_best_model or load_best_model_at_end", by_the_loss, EARLY_PLACE,
+            effect=AT_TRAINING),
+    )  # fmt: skip
 
 
 def _fraction(key: str) -> StartCheck:
@@ -201,6 +241,7 @@ TRAINER = Table(
             "{save_strategy}", _same_strategy, PLACE),
         StartCheck("save_steps", _differing_steps,
             "{load_best_model_at_end} needs {save_steps} to be a multiple of {eval_steps}", _multiple_below, PLACE),
+        *(check for key in EARLY_STOPS for check in _stops_early(key)),
         StartCheck("warmup_ratio", _no_share, "{warmup_ratio} is no share of the steps: it is between 0 and 1",
             {"warmup_ratio": 0.03}, PLACE),
         *(_at_least_one(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")),

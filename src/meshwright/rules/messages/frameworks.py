@@ -123,6 +123,10 @@ TABLE: Table = {
         ),
         "Context parallelism is supported only with SDPA attention, you are using {}.": "sequence.attention-kernel",
     },
+    "huggingface/transformers src/transformers/trainer_callback.py": {
+        "EarlyStoppingCallback requires metric_for_best_model to be defined": "error.early-stopping",
+        "EarlyStoppingCallback requires IntervalStrategy of steps or epoch": "error.early-stopping",
+    },
     "huggingface/transformers src/transformers/integrations/deepspeed.py": {
         "Please correct the following DeepSpeed config values that mismatch TrainingArguments values: {} The easiest "
         "method is to set these DeepSpeed config values to 'auto'.": "error.deepspeed-auto"

@@ -235,6 +235,10 @@ KNOWN_ERRORS: dict[str, KnownError] = {
         "the best model can only be reloaded if it was saved when it was evaluated",
         ("set save_strategy and eval_strategy alike, and save_steps to a multiple of eval_steps",),
     ),
+    "error.early-stopping": KnownError(
+        "early stopping compares a metric between evaluations",
+        ("set eval_strategy to steps or epoch, and metric_for_best_model: eval_loss",),
+    ),
     "error.deepspeed-auto": KnownError(
         "the DeepSpeed config and the trainer's arguments set the same thing differently",
         ('write "auto" for these values in the DeepSpeed config',),
