@@ -33,6 +33,20 @@ OLMO2 = {
     "vocab_size": 100352,
 }
 
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+dataset = "c4"
+local_batch_size = 1
+global_batch_size = 512
+seq_len = 8192
+steps = 10000
+[activation_checkpoint]
+mode = "selective"
+"""
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -262,3 +276,19 @@ def test_a_budget_names_one_batch_and_a_usual_rate(meshwright: Any) -> None:
     for one in scaled:
         assert not [word for word in one["overrides"] if word.startswith("optimizer.lr=")]
         assert "with sqrt scaling, is too high" in one["why"]
+
+
+def test_the_time_of_a_checkpoint_is_that_of_the_gpus_asked_for(meshwright: Any) -> None:
+    words = ("size", "olmo2/config.json", "--gpu", "leo1.toml", "--goal", "pretrain", "--tokens", "2T")
+    for asked, gpus in (((), 160), (("--days", "40"), 160)):
+        [line] = [one for one in meshwright(*words, *asked).out.splitlines() if "a checkpoint takes" in one]
+        assert f" on {gpus} GPUs" in line
+
+
+def test_a_published_layout_that_cannot_run_is_not_offered(meshwright: Any) -> None:
+    Path("t.toml").write_text(TITAN)
+    found = meshwright("recommend", "t.toml", "--gpus", "24x8xH100")
+    assert "breaks a rule of this engine" in found.out
+    assert "to plan with it" not in found.out
+    usual = meshwright("recommend", "t.toml", "--gpus", "32x8xH100").out
+    assert "Original" not in usual or "to plan with it: layout.strategy=fsdp2" in usual

@@ -41,3 +41,15 @@ def test_a_layout_is_compared_with_the_best_one(meshwright: Any, tmp_path: Path)
     (remedy,) = finding["remedies"]
     assert "layout.tp=1" in remedy["try"]
     assert any("tensor_parallel_degree" in line for line in remedy["there"])
+
+
+@pytest.mark.parametrize(("writer", "offered"), [("megatron_now", False), ("torchtitan_now", False), ("own", True)])
+def test_a_loss_is_offered_where_the_framework_has_it(
+    meshwright: Any, tmp_path: Path, writer: str, offered: bool
+) -> None:
+    text = WRITERS[writer](corpus.spike(random.Random(11)))
+    answer = diagnosed(meshwright, tmp_path, text, "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100")
+    finding = next(one for one in answer["findings"] if one["rule"] == "loss.spikes")
+    tried = [text for one in finding["remedies"] for text in one["try"]]
+    assert any(text.startswith("optimizer.lr=") or "rate" in text for text in tried)
+    assert any(text.startswith("train.z_loss=") for text in tried) == offered

@@ -111,3 +111,17 @@ def test_a_number_that_is_lost_names_ways_that_keep_it(script: Path) -> None:
         meshwright.export(str(script), to="automodel", gpus=CLUSTER)
     for fix in refused.value.fix:
         meshwright.export(str(script), to=fix.removeprefix("--to "), gpus=CLUSTER)
+
+
+def test_the_folder_of_the_started_program_is_the_checkout(script: Path) -> None:
+    plain = LAUNCH.replace("--container-image=/lustre/i.sqsh --container-mounts=/lustre:/lustre,/home:/home ", "")
+    script.write_text((SCRIPT + plain).replace("DATA", ARGS_FILE))
+    text, notes = job(script)
+    assert "/opt/Megatron-LM/pretrain_gpt.py --num-layers 40" in text
+    assert "--framework-dir /opt/Megatron-LM: " in notes
+    assert "SLURM_SUBMIT_DIR" not in text
+    script.write_text((SCRIPT + plain.replace("torchrun", "apptainer exec /i.sif torchrun")).replace("DATA", ARGS_FILE))
+    _, notes = job(script)  # a path of the container's is not one of the nodes'
+    assert "--framework-dir /opt" not in notes
+    script.write_text((SCRIPT + plain).replace("DATA", ARGS_FILE))
+    assert "/shared/megatron/pretrain_gpt.py" in job(script, framework_dir="/shared/megatron")[0]

@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 MAIN = (
     "torchrun --nproc-per-node=8 --nnodes=32 -m torchtitan.train --module llama3 --config llama3_70b "
     "--training.max_context_length 32768 --training.num_tokens_per_microbatch_per_dp_rank 32768 "
@@ -134,3 +136,27 @@ def test_a_local_batch_is_one_pass_through_the_pipeline(meshwright: Any, tmp_pat
     assert "local_batch_size = 8" in (tmp_path / "out" / "config.toml").read_text()
     assert "--training.local_batch_size=8" in (tmp_path / "out" / "run_0.3.0.sh").read_text()
     assert "--parallelism.num_pp_microbatches=8" in (tmp_path / "out" / "run.sh").read_text()
+
+
+OWN_FLAVOR = """\
+[model]
+name = "llama3"
+flavor = "FLAVOR"
+[training]
+dataset = "fineweb"
+dataset_path = "/data/fineweb"
+local_batch_size = 1
+seq_len = 8192
+"""
+
+
+@pytest.mark.parametrize(("flavor", "severity"), [("13B", "warning"), ("8B", "error"), ("8B_flex", "error")])
+def test_code_with_a_flavor_of_its_own_may_have_datasets_too(
+    meshwright: Any, tmp_path: Path, flavor: str, severity: str
+) -> None:
+    (tmp_path / "own.toml").write_text(OWN_FLAVOR.replace("FLAVOR", flavor))
+    model = ("--model", "llama3-8b") if flavor == "13B" else ()
+    found = meshwright("check", str(tmp_path / "own.toml"), "--gpus", "8xH100", *model, "--json")
+    [finding] = [one for one in found.json["findings"] if one["rule"] == "torchtitan.dataset-name"]
+    assert finding["severity"] == severity
+    assert found.code == (0 if severity == "warning" else 1)

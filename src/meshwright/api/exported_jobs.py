@@ -201,7 +201,7 @@ def _started_program(launch: FrameworkLaunch, exported: Exported) -> StartedProg
         place = other_frameworks.script_folder(source.content, program, files)
         if place is not None:
             framework_dir = str(place.value)
-            notes += (f"--framework-dir {framework_dir}: {source.content.path} starts the program there (cd)",)
+            notes += (f"--framework-dir {framework_dir}: {source.content.path} starts the program there",)
     if framework_dir is None:
         missing = other_frameworks.missing_checkout(program, framework, launch.scheduler, files)
         return StartedProgram(program, None, (*notes, *missing))

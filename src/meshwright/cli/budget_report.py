@@ -266,7 +266,8 @@ def _storage_lines(answer: Answer) -> list[str]:
         f"{_gib(found['checkpoint_gib'])} per checkpoint, {found['kept']} kept: {_gib(found['checkpoints_gib'])} with "
         f"the one being written (checkpoint.keep); exported model {_gib(found['model_gib'])}"
     ]
-    chosen = answer["most_efficient"]
+    asked = answer["reliability"]["gpus"] if answer["reliability"] is not None else None
+    chosen = next((one for one in answer["sizes"] if one["gpus"] == asked), answer["most_efficient"])
     if chosen:
         of = f" of {answer['gpu']}" if answer["compared"] else ""
         speed = _save_speed(found, chosen["gpus"])

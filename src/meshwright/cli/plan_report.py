@@ -107,13 +107,14 @@ def published_lines(answer: Answer) -> list[str]:
     found = answer.get("published")
     if found is None or found["kept"]:
         return []
-    capacity = answer["estimate"]["memory_gib"]["capacity"]
-    wrong = "does not fit" if found["total_gib"] > capacity else "not legal"
-    fits = "" if found["fits"] else f" ({wrong})"
+    summary = layout_summary(found["layout"], answer["question"]["engine"])
+    if not found["overrides"]:  # it cannot be planned here
+        return [f"{summary}: [dim]{escape(found['why'])}[/]"]
+    fits = "" if found["fits"] else " (does not fit)"
     cost = f"{found['step_s']:.2f} s per step, {found['total_gib']:.0f} GiB{fits}"
     run = f"to run it: meshwright train {found['recipe']}; " if found["recipe"] else ""
     return [
-        f"{layout_summary(found['layout'], answer['question']['engine'])}: {cost}  [dim]{escape(found['why'])}[/]",
+        f"{summary}: {cost}  [dim]{escape(found['why'])}[/]",
         f"[dim]{run}to plan with it: {' '.join(found['overrides'])}[/]",
     ]
 

@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.shell.launcher import starts_in_container
 from meshwright.frameworks.trainer_fields import DATASETS
 from meshwright.frameworks.types import Program, ProgramArguments, SourcedValue
 from meshwright.planner.saving import fitting_interval
@@ -198,10 +199,14 @@ def with_full_paths(recipe: Recipe) -> Recipe:
 
 
 def script_folder(content: Content, program: Program, files: Collection[str]) -> SourcedValue | None:
-    """Return the folder that the user's script changes to before it starts a program by a relative path, or None."""
+    """Return the folder of the program that the user's script starts: of its full path, or the one it changes to."""
     start = program.argv[0]
     if content.script is None or start in files or start.startswith(("-", "/", "$")):
         return None
+    for launch in () if starts_in_container(content.script) else content.launches:
+        path = str(launch.program.value)
+        if not launch.program.unresolved and path.startswith("/") and path.endswith(f"/{start}"):
+            return msgspec.structs.replace(launch.program, value=path.removesuffix(f"/{start}") or "/")
     moves = [one.words for one in content.script.commands if one.words and one.words[0].value in ("cd", "pushd")]
     words = moves[-1] if moves else ()
     found = words[1] if len(words) == 2 else None

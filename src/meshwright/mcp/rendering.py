@@ -70,6 +70,8 @@ def _published(found: Answer | None) -> list[str]:
     """Return the recipe's own layout with its cost, if the plan has another one."""
     if found is None or found["kept"]:
         return []
+    if not found["overrides"]:
+        return [f"published layout: {found['why']}"]
     cost = f"{found['step_s']:.3g} s per step, {found['total_gib']:.1f} GiB per GPU"
     return [f"published layout: {cost}: {found['why']}; to plan with it: {' '.join(found['overrides'])}"]
 

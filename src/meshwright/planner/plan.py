@@ -142,7 +142,7 @@ class PublishedLayout(msgspec.Struct, frozen=True):
     kept: bool  # whether the plan uses it
     measured: str  # source of a measured step time; empty if there is none
     layout: dict[str, Any]
-    overrides: tuple[str, ...]  # what returns to it
+    overrides: tuple[str, ...]  # what returns to it; none if it breaks a rule here
     fits: bool
     step_s: float
     total_gib: float  # per GPU

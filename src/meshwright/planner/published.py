@@ -71,7 +71,7 @@ def published_layout(
         kept=kept,
         measured=source,
         layout={name: getattr(case, name) for name in SEARCHED_NAMES},
-        overrides=(*(() if kept else _overrides(case, different)), *as_overrides(kernels)),
+        overrides=(*(() if kept else _overrides(case, different)), *as_overrides(kernels)) if runs else (),
         fits=fits,
         step_s=seconds,
         total_gib=float(price.memory.total),

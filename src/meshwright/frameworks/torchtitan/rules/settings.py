@@ -104,9 +104,12 @@ def _unknown_dataset(ctx: RuleContext) -> Problem | None:
         return None
     if name in DATASETS or ctx.get("job.custom_config_module"):
         return None
+    own = base_flavor(str(ctx.get(FLAVOR))) not in FLAVORS[str(ctx.get(NAME))]  # of code with models of its own
+    where = f"the code with the flavor {ctx.get(FLAVOR)} must register it" if own else "those a custom module registers"
     return Problem(
-        f"unknown dataset {name}: torchtitan has {', '.join(DATASETS)} and those a custom module registers",
+        f"unknown dataset {name}: torchtitan has {', '.join(DATASETS)}{';' if own else ' and'} {where}",
         (ctx.framework.format_setting("training.dataset", "c4"),),
+        severity="warning" if own else None,
     )
 
 
