@@ -155,3 +155,15 @@ def test_a_fix_of_a_framework_in_our_keys(to: str, fix: str, ours: str, tmp_path
     found = frameworks.in_our_keys(theirs, frameworks.content_of(text, name), finding, checked.model, checked.cluster)
     assert found.fix[-1:] == ((ours,) if ours else ())
     assert (fix in found.no_fix) == (not ours)
+
+
+@pytest.mark.parametrize("priced", [True, False])
+def test_engines_are_compared_by_cost_where_the_cluster_has_a_price(meshwright: Any, h100: str, priced: bool) -> None:
+    if priced:
+        Path(h100).write_text(Path(h100).read_text() + 'price = 2.1\ncurrency = "USD"\n')
+    words = ("llama3-8b", "--gpus", h100, "--goal", "pretrain", "train.steps=5000")
+    answer = meshwright("compare", *words, "--engines", "megatron,torchtitan", "--json").json
+    for side in answer["sides"]:
+        plan = meshwright("recommend", *words, "--engine", side["engine"], "--price", "2.1USD", "--json")
+        cost = f"cost {plan.json['budget']['cost']:,.0f} USD"
+        assert any(cost in one for one in side["reasons"]) == priced

@@ -459,7 +459,8 @@ def _part(found: Comparison, side: Side, rank: int, best: Side) -> ComparedSide:
         sized=side.sized,
         reasons=[
             *_reasons(side, best),
-            *([*_sizing_reason(side), *_days_and_cost(side, found)] if found.of == "targets" else []),
+            *(_sizing_reason(side) if found.of == "targets" else ()),
+            *_days_and_cost(side, found),
             *(["the file is for it: nothing to convert"] if side.name == found.own else []),
         ],
     )
@@ -508,9 +509,12 @@ def _sizing_reason(side: Side) -> list[str]:
 
 
 def _days_and_cost(side: Side, found: Comparison) -> list[str]:
-    """Return the days and the cost of a target's own steps, where the targets run on different clusters."""
+    """Return the days and the cost of a side's own steps, where clusters differ or engines run on one with a price."""
     plan, clusters_of = side.plan, [one.plan.question.cluster for one in found.sides if one.plan is not None]
-    if plan is None or not side.ok or not plan.has_length or all(one == clusters_of[0] for one in clusters_of):
+    if plan is None or not side.ok or not plan.has_length:
+        return []
+    here = plan.question.cluster
+    if here.price is None if found.of == "engines" else all(one == here for one in clusters_of):
         return []
     price = price_for(requests.Estimate(target=side.name), plan.question)
     spent = planner.budget(plan.case, plan.estimate, None, price)
