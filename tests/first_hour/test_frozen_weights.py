@@ -293,10 +293,19 @@ def test_check_of_a_front_end_file_counts_the_dataset_that_is_typed(
     text = FACTORY.replace("num_train_epochs: 3.0", "num_train_epochs: 30.0\nmax_samples: 100\nsave_steps: 500")
     Path("lf.yaml").write_text(text.replace("cutoff_len: 2048", "cutoff_len: 32768"), encoding="utf-8")
     answer = meshwright("check", "lf.yaml", "--gpus", "2x4090", "--dataset", "chats.jsonl")
-    assert "at most 1,200 steps of 16 samples (fewer with max_samples)" in answer.out
+    assert "(max_samples leaves 100 samples): 210 steps of 16 samples;" in answer.out  # seven steps in each epoch
+    assert "; save_steps=500 is never reached: nothing is saved before the end" in answer.out
     assert "more than 5 epochs mostly memorize the data, 3 are usual" in answer.out
     assert "data.seq_length=512 estimates this data" in answer.out
     assert "of 16 samples" not in meshwright("check", "lf.yaml", "--gpus", "2x4090").out
+    Path("lf.yaml").write_text(f"{text}\nval_size: 0.1\neval_strategy: steps\neval_steps: 200\n", encoding="utf-8")
+    both = meshwright("check", "lf.yaml", "--gpus", "2x4090", "--dataset", "chats.jsonl").out
+    assert "(max_samples, val_size leave 90 samples): 180 steps of 16 samples" in both
+    assert "; eval_steps=200 and save_steps=500 are never reached: nothing is validated or saved before" in both
+    Path("lf.yaml").write_text(text.replace("max_samples: 100", ""), encoding="utf-8")
+    all_rows = meshwright("check", "lf.yaml", "--gpus", "2x4090", "--dataset", "chats.jsonl").out
+    assert "1,200 steps of 16 samples" in all_rows
+    assert "never reached" not in all_rows
 
 
 @pytest.mark.parametrize(("has_gpu", "is_kept"), [(False, False), (True, True)])

@@ -14,8 +14,9 @@ from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.check_targets import is_config_folder, is_glob, is_model_with_configs
 from meshwright.api.data_findings import check_data, data_findings, unreadable_rows
-from meshwright.api.dataset_length import epochs_beside, epochs_of, length_notes
+from meshwright.api.dataset_length import epochs_beside, epochs_of
 from meshwright.api.engine_configs import CONFIGS, exported_for
+from meshwright.api.length_notes import length_notes
 from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import model_named
 from meshwright.api.suppression import suppressed
@@ -32,8 +33,6 @@ from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
-LEAVES_OUT = ("max_samples", "val_size", "val_set_size", "split_dataset_ratio")
-"""Keys of front ends that train on fewer rows than the dataset has."""
 NO_CONFIG = "engine.no-config"
 
 
@@ -114,8 +113,8 @@ def _check(request: requests.Check) -> CheckResult:
             count=epochs_beside(content.folder),
         )
         typed = any(one.partition("=")[0].strip() == "data.dataset" for one in request.overrides)
-        fewer = [key for key in LEAVES_OUT if key in content.settings]
-        notes = tuple(length_notes(result.recipe, result.engine, fewer)) if typed and result.recipe is not None else ()
+        counted = typed and result.recipe is not None
+        notes = tuple(length_notes(result.recipe, result.engine, content.settings)) if counted else ()
         rows = () if result.recipe is None else tuple(unreadable_rows(result.recipe, content.folder))
         return msgspec.structs.replace(result, findings=(*result.findings, *rows), notes=(*result.notes, *notes))
     options = {"framework": request.framework, "model": request.model}

@@ -58,7 +58,7 @@ def epochs_of(recipe: Recipe, engine: Engine = OUR_ENGINE) -> Epochs | None:
         return None
     passes = f"{epochs:g} epoch{'s' if epochs != 1 else ''} of {recipe.data.dataset}"
     source = f"{passes}: {counted.text}"
-    lengths = _own_lengths(recipe) if counted.packed_tokens else None
+    lengths = own_lengths(recipe) if counted.packed_tokens else None
     longest = 0 if lengths is None else ceil(lengths.max()) - 1  # the last token is a target only
     return Epochs(max(round(counted.samples * epochs), 1), source, counted.packed_tokens, longest)
 
@@ -130,34 +130,6 @@ def batch_for_updates(
     )
 
 
-SHORT_ROWS = 2  # times shorter than seq_length from which the longest row is reported
-
-
-def length_notes(recipe: Recipe, engine: Engine, fewer: Iterable[str] = ()) -> Iterable[str]:
-    """Yield the steps that the epochs of a framework's file have on the user's data, and how long its rows are.
-
-    `fewer` are keys of the file that leave rows out.
-    """
-    epochs, train = epochs_of(recipe, engine), recipe.train
-    if epochs is None:
-        return
-    most = "at most " if (left := ", ".join(fewer)) else ""
-    text = f"{epochs.source}: {most}{plural(ceil(epochs.samples / train.global_batch_size), 'step')}"
-    text += f" of {plural(train.global_batch_size, 'sample')}" + (f" (fewer with {left})" if left else "")
-    many = f"; more than {MANY_PASSES} epochs mostly memorize the data, {USUAL_EPOCHS} are usual"
-    yield text + (many if train.epochs > MANY_PASSES else "")
-    lengths, seq = _own_lengths(recipe), recipe.data.seq_length
-    if lengths is None or padding_of(recipe, engine).to != "micro_batch":
-        return
-    longest = ceil(lengths.max())
-    if longest * SHORT_ROWS <= seq:
-        yield (
-            f"the longest row of {recipe.data.dataset} has about {plural(longest, 'token')}, and a batch is padded to "
-            f"its longest row: memory and time are those of {seq:,} tokens, which no batch has; "
-            f"data.seq_length={1 << (longest - 1).bit_length()} estimates this data"
-        )
-
-
 def _repeats_often(recipe: Recipe) -> bool:
     """Return whether a run by steps repeats the user's data more often than is of use."""
     counted = _count(recipe) if looks_like_path(recipe.data.dataset) and not file_access.closed() else None
@@ -176,7 +148,7 @@ def sample_width(recipe: Recipe, engine: Engine = OUR_ENGINE) -> float | None:
     padding = padding_of(recipe, engine)
     if padding.to not in ("step", "micro_batch"):
         return None
-    lengths = _own_lengths(recipe)
+    lengths = own_lengths(recipe)
     if lengths is None:
         return None
     size = recipe.layout.micro_batch_size if padding.to == "micro_batch" else recipe.train.global_batch_size
@@ -299,7 +271,7 @@ def _leaves_few_steps(suggestion: Suggestion, counted: Case) -> bool:
 
 
 def _less_padding(plan: Plan) -> Iterable[Suggestion]:
-    data, lengths = plan.recipe.data, _own_lengths(plan.recipe)
+    data, lengths = plan.recipe.data, own_lengths(plan.recipe)
     if lengths is None or data.packing or not plan.exists:
         return
     seq, mean = data.seq_length, float(np.minimum(lengths, data.seq_length).mean())
@@ -358,7 +330,7 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
         return _count_of_several(recipe, engine)
     sizes = _sizes(path)
     kept = 1 - data.validation_part
-    lengths, name = _own_lengths(recipe), _tokenized_with(recipe)
+    lengths, name = own_lengths(recipe), _tokenized_with(recipe)
     if recipe.goal == "pretrain" or (data.packing and lengths is None):
         tokens = kept * sum(sizes) / bytes_per_token(recipe)
         samples = max(ceil(tokens / data.seq_length), 1)
@@ -428,7 +400,7 @@ def _sizes(path: Path) -> list[int]:
     return [one.stat().st_size for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file()]
 
 
-def _own_lengths(recipe: Recipe) -> Any | None:
+def own_lengths(recipe: Recipe) -> Any | None:
     """Return the tokens of every fine-tuning sample of a local dataset, truncated; None if they are not known."""
     data = recipe.data
     path = Path(data.dataset).expanduser()
@@ -449,7 +421,7 @@ def _own_lengths(recipe: Recipe) -> Any | None:
 
 
 def _tokenized_with(recipe: Recipe) -> str:
-    """Return the tokenizer that _own_lengths counts with; empty if it estimates."""
+    """Return the tokenizer that own_lengths counts with; empty if it estimates."""
     return _local_tokenizer(recipe) if _token_lengths(recipe) is not None else ""
 
 
