@@ -167,3 +167,22 @@ def test_engines_are_compared_by_cost_where_the_cluster_has_a_price(meshwright: 
         plan = meshwright("recommend", *words, "--engine", side["engine"], "--price", "2.1USD", "--json")
         cost = f"cost {plan.json['budget']['cost']:,.0f} USD"
         assert any(cost in one for one in side["reasons"]) == priced
+
+
+ARGUMENTS = """\
+--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+--num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --swiglu --normalization RMSNorm
+--disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --micro-batch-size 1
+--global-batch-size 128 --train-iters 1000 --lr 3e-4 --bf16 --use-distributed-optimizer --vocab-size 128256
+--tokenizer-type NullTokenizer --save /ckpt --save-interval 100
+"""
+
+
+def test_differences_name_what_the_training_uses(meshwright: Any, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.sh", tmp_path / "b.sh"
+    first.write_text(ARGUMENTS + "--data-path 0.7 /d/web 0.3 /d/code\n")
+    second.write_text(ARGUMENTS + "--data-path /d/web --save-retain-interval 500\n")
+    answer = meshwright("compare", str(first), str(second), "--gpus", "8xH100", "--json").json
+    found = {one["field"]: one["values"] for one in answer["differences"]}
+    assert found["data.dataset"] == ["the blend", "/d/web"]
+    assert found["checkpoint.keep"] == ["all", 1]

@@ -21,6 +21,7 @@ from meshwright.doctor.reading import METRICS, TRAINER_STATE
 from meshwright.doctor.run import Run, Step
 from meshwright.doctor.run_stats import deviation, median_of
 from meshwright.errors import InputError
+from meshwright.frameworks.common import KEEP_ALL
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
@@ -390,7 +391,11 @@ def _value_at(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def _used_value(recipe: Recipe, key: str) -> Any:
-    """Return the value of a field; that of an adapter's field is n/a in a recipe that trains no adapter."""
+    """Return the value of a field as the training uses it: n/a for adapters that a recipe does not train."""
+    if key == "data.dataset" and recipe.data.blend:
+        return "the blend"
+    if key == "checkpoint.keep" and recipe.checkpoint.keep >= KEEP_ALL:
+        return "all"
     return "n/a" if key.startswith("peft.") and recipe.goal != "peft" else field_value(recipe, key)
 
 
