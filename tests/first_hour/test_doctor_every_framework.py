@@ -286,3 +286,14 @@ def test_data_that_became_slow_is_the_one_cause(meshwright: Any, tmp_path: Path)
     slower, slow = found["speed.sustained-slowdown"], found["speed.slow-data"]
     assert "in loading data" in slower["message"]
     assert slow["steps"] == slower["steps"] == [301, 1000]
+
+
+def test_one_machine_has_no_other_nodes_to_check(meshwright: Any, tmp_path: Path) -> None:
+    def later(one: FakeStep) -> FakeStep:
+        return replace(one, seconds=3 * one.seconds) if one.step > 300 else one
+
+    log = tmp_path / "train.log"
+    log.write_text(write_megatron(replace(healthy(1000).changed(later), total=1000)))
+    machine = meshwright("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100").out
+    assert "nvidia-smi -q -d PERFORMANCE,ECC  a hot or failing GPU slows all ranks" in machine
+    assert "one node at a time" not in machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def test_torchs_stack_trace_about_bf16_is_not_shown() -> None:
         warnings.warn("mkldnn_matmul failed, switching to BLAS gemm:\nframe #0", stacklevel=1)
         warnings.warn("another", stacklevel=1)
     assert [str(one.message) for one in shown] == ["another"]
+
+
+def test_torchs_warning_about_compiled_recompute_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    no_needless_warnings()
+    log = logging.getLogger("torch._higher_order_ops.wrap")
+    log.warning("\nDetected that context_fn is passed to torch.utils.checkpoint under torch.compile.\n")
+    log.warning("another")
+    assert caplog.messages == ["another"]
 
 
 @pytest.mark.parametrize(("model", "expected"), [("qwen3_next_80b_a3b", True), ("qwen3_30b_a3b", False)])

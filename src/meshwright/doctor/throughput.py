@@ -272,6 +272,8 @@ def check_ranks(stats: RunStats, slow: str | None = None) -> tuple[Remedy, ...]:
             remedies.advice(f"nvidia-smi -q -d PERFORMANCE,ECC on the node of {slow}", why="a hot GPU slows all ranks"),
             remedies.advice(f"exclude the node of {slow}", why="steps are faster without it"),
         )
+    if stats.case is not None and stats.case.cluster.nodes == 1:
+        return (remedies.advice("nvidia-smi -q -d PERFORMANCE,ECC", why="a hot or failing GPU slows all ranks"),)
     return (
         remedies.advice("nvidia-smi -q -d PERFORMANCE,ECC on every node", why="a hot or failing GPU slows all ranks"),
         remedies.advice("exclude one node at a time", why="steps are even without the slow one"),

@@ -23,13 +23,14 @@ def no_progress() -> Iterator[None]:
 
 
 def no_needless_warnings() -> None:
-    """Drop warnings about torchao's enums and prebuilt kernels, and torch's about a CPU without bf16 matmuls.
+    """Drop torchao's warnings about enums and kernels, and torch's about a CPU without bf16 and compiled recompute.
 
     Every import of transformers triggers the first; the engine says the last in one line with the fix.
     """
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     python_logging.getLogger("torch.utils._pytree").addFilter(_not_about_enums)
     python_logging.getLogger("torchao").addFilter(_not_about_kernels)
+    python_logging.getLogger("torch._higher_order_ops.wrap").addFilter(_not_about_recompute)
 
 
 def _not_about_enums(record: python_logging.LogRecord) -> bool:
@@ -39,3 +40,8 @@ def _not_about_enums(record: python_logging.LogRecord) -> bool:
 def _not_about_kernels(record: python_logging.LogRecord) -> bool:
     """Drop torchao's warning about its prebuilt kernels: no part of the engine calls them."""
     return not str(record.msg).startswith("Failed to load")
+
+
+def _not_about_recompute(record: python_logging.LogRecord) -> bool:
+    """Drop the warning that compiled recompute must not contain in-place operations: the engine makes none."""
+    return "context_fn is passed" not in str(record.msg)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from math import floor
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,7 @@ def warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None:
     counts = [f"{cut} are truncated" * (cut > 0), f"{dropped} are dropped" * (dropped > 0)]
     what = f"of {stats.rows} conversations {' and '.join(filter(None, counts))}"
     most, share, all_ = stats.fitting()
-    fits = "fits all" if most == all_ else f"fits {share:.0%} of the conversations, {all_} all"
+    fits = "fits all" if most == all_ else f"fits {floor(100 * share)}% of the conversations, {all_} all"
     longer = f"they are longer than data.seq_length={data.seq_length}"
     _on_rank_0(warn, f"{name}: {what}: {longer}; data.seq_length={most} {fits}")
 
