@@ -35,12 +35,11 @@ def with_older_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _older_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    table = values.get(RULES)
-    if not _is_table(table):
-        return {}
-    if values.get("model_type") in WITH_LAYER_TYPES and all(_is_table(table.get(kind)) for kind in LAYER_TYPES):
-        bases = {key: table[kind]["rope_theta"] for kind, key in LAYER_TYPES.items() if "rope_theta" in table[kind]}
-        return {**bases, **_scaling(table["full_attention"])}
+    table = values.get(RULES) or {}
+    kinds = {kind: table[kind] for kind in LAYER_TYPES if _is_table(table.get(kind))}
+    if values.get("model_type") in WITH_LAYER_TYPES and len(kinds) == len(LAYER_TYPES):
+        bases = {key: kinds[kind]["rope_theta"] for kind, key in LAYER_TYPES.items() if "rope_theta" in kinds[kind]}
+        return {**bases, **_scaling(kinds["full_attention"])}
     if "rope_theta" not in table:
         return {}
     return {**{key: table[key] for key in OUTSIDE if key in table}, **_scaling(table)}

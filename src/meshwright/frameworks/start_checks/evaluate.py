@@ -32,7 +32,7 @@ class _Shown(string.Formatter):
         if name == PROCESSES:
             count = self.given.processes
             return f"{count or 'the'} process{'es' * (count != 1)}"
-        name = next((one for one in (name, OLDER_NAMES.get(name)) if one in self.given.settings), name)
+        name = next((one for one in (name, OLDER_NAMES.get(name, name)) if one in self.given.settings), name)
         setting = self.given.settings.get(name)
         if setting is None or setting.value is None:
             default = self.given.get(name)
