@@ -113,8 +113,8 @@ def _check(request: requests.Check) -> CheckResult:
             count=epochs_beside(content.folder),
         )
         typed = any(one.partition("=")[0].strip() == "data.dataset" for one in request.overrides)
-        counted = typed and result.recipe is not None
-        notes = tuple(length_notes(result.recipe, result.engine, content.settings)) if counted else ()
+        counted, file = typed and result.recipe is not None, frameworks.with_settings(theirs, content)
+        notes = length_notes(result.recipe, result.engine, file.settings, content.all_text) if counted else ()
         rows = () if result.recipe is None else tuple(unreadable_rows(result.recipe, content.folder))
         return msgspec.structs.replace(result, findings=(*result.findings, *rows), notes=(*result.notes, *notes))
     options = {"framework": request.framework, "model": request.model}

@@ -8,7 +8,7 @@ from math import ceil
 
 from meshwright.api.dataset_length import MANY_PASSES, USUAL_EPOCHS, epochs_of, own_lengths
 from meshwright.display import plural
-from meshwright.frameworks.types import Settings
+from meshwright.frameworks import Settings
 from meshwright.recipes.padding import padding_of
 from meshwright.recipes.types import Engine, Recipe
 
@@ -19,8 +19,11 @@ TRAINER_ENGINES = ("fsdp1", "deepspeed")  # of transformers' Trainer, whose epoc
 SHORT_ROWS = 2  # times shorter than seq_length from which the longest row is reported
 
 
-def length_notes(recipe: Recipe, engine: Engine, settings: Settings) -> Iterator[str]:
-    """Yield the steps that the epochs of a framework's file have on the user's data, and how long its rows are."""
+def length_notes(recipe: Recipe, engine: Engine, settings: Settings, text: str) -> Iterator[str]:
+    """Yield the steps that the epochs of a framework's file have on the user's data, and how long its rows are.
+
+    `text` is that of the file: the settings of a Python program are only there.
+    """
     epochs, batch = epochs_of(recipe, engine), recipe.train.global_batch_size
     if epochs is None:
         return
@@ -33,9 +36,9 @@ def length_notes(recipe: Recipe, engine: Engine, settings: Settings) -> Iterator
     listed = ", ".join(keys)
     left = f" ({listed} leave{'s' * (len(keys) == 1)} {plural(rows, 'sample')})" if keys and rows is not None else ""
     open_keys = f" (fewer with {listed})" if keys and rows is None else ""
-    text = f"{epochs.source}{left}: {'at most ' * bool(open_keys)}{plural(steps, 'step')} of {plural(batch, 'sample')}"
+    length = f"{'at most ' * bool(open_keys)}{plural(steps, 'step')} of {plural(batch, 'sample')}{open_keys}"
     many = f"; more than {MANY_PASSES} epochs mostly memorize the data, {USUAL_EPOCHS} are usual"
-    yield text + open_keys + (many if passes > MANY_PASSES else "") + _unreached(recipe, steps) * by_trainer
+    yield f"{epochs.source}{left}: {length}{many * (passes > MANY_PASSES)}{_unreached(recipe, steps, text)}"
     yield from _short_rows(recipe, engine)
 
 
@@ -52,10 +55,10 @@ def _rows_kept(rows: int, settings: Settings, keys: list[str]) -> int | None:
     return max(rows, 1)
 
 
-def _unreached(recipe: Recipe, steps: int) -> str:
-    """Return the intervals of a Trainer that are longer than the run."""
+def _unreached(recipe: Recipe, steps: int, text: str) -> str:
+    """Return the intervals that a file of transformers' Trainer states and that are longer than the run."""
     every = {"eval_steps": recipe.train.eval_every, "save_steps": recipe.checkpoint.save_every}
-    long = [key for key, value in every.items() if value > steps]
+    long = [key for key, value in every.items() if key in text and value > steps]
     if not long:
         return ""
     keys = " and ".join(f"{key}={every[key]}" for key in long)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.detection import detect_framework as detect_framework
     from meshwright.frameworks.detection import framework_of as framework_of
     from meshwright.frameworks.detection import require_framework as require_framework
+    from meshwright.frameworks.detection import with_settings as with_settings
     from meshwright.frameworks.dropped import DroppedSetting as DroppedSetting
     from meshwright.frameworks.dropped import dropped_settings as dropped_settings
     from meshwright.frameworks.dropped import require_model as require_model
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.suffixes import is_file as is_file
     from meshwright.frameworks.types import ExportedConfig as ExportedConfig
     from meshwright.frameworks.types import Program as Program
+    from meshwright.frameworks.types import Settings as Settings
     from meshwright.frameworks.types import SourcedValue as SourcedValue
     from meshwright.frameworks.types import UnmappedField as UnmappedField
 
@@ -79,7 +81,7 @@ __getattr__ = LazyNames(
         "frameworks.dropped": "DroppedSetting dropped_settings require_model",
         "frameworks.environment": "ENVIRONMENT_PATHS open_weights variables_in",
         "frameworks.export_recipe": "export exported_engine exported_sharding in_version lost_numbers write",
-        "frameworks.detection": "NATIVE detect_framework framework_of require_framework",
+        "frameworks.detection": "NATIVE detect_framework framework_of require_framework with_settings",
         "frameworks.file_import": "ImportedFile import_file",
         "frameworks.applied_fixes": "FixedText fixed_text",
         "frameworks.framework": "Content Framework",
@@ -94,6 +96,6 @@ __getattr__ = LazyNames(
         "frameworks.patch_file": "own_variables patch referenced_file",
         "frameworks.result": "BaselineEntry CheckResult IgnoredFinding RecipeCheckResult UnresolvedValue",
         "frameworks.suffixes": "SUFFIXES is_file",
-        "frameworks.types": "ExportedConfig Program SourcedValue UnmappedField",
+        "frameworks.types": "ExportedConfig Program Settings SourcedValue UnmappedField",
     },
 )

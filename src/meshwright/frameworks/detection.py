@@ -109,7 +109,7 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
     if loss is not None and not front_ends:
         raise loss
     if end is not None and end.name not in READ_COMMANDS:  # its --deepspeed may be a name, and its defaults differ
-        raise OtherTrainerError(end.title, _with_settings(end, content))
+        raise OtherTrainerError(end.title, with_settings(end, content))
     scores = {name: framework(name).detect(content) for name in READ if _may_match(name, content)}
     if not any(scores.values()):  # a script may start a program beside it that shows the framework
         others = (name for name in STARTED if name not in scores and content.format == "shell")
@@ -131,7 +131,7 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
         if (rewards_of_command := rl_command(content)) is not None:
             raise rewards_of_command
         if (found_end := _front_end_of(content)) is not None:
-            raise OtherTrainerError(found_end.title, _with_settings(found_end, content))
+            raise OtherTrainerError(found_end.title, with_settings(found_end, content))
         if (task := _without_training(content)) is not None:
             raise task
         scripts = _scripts(content)
@@ -232,7 +232,10 @@ def _front_end_of(content: Content) -> Framework | None:
     return None
 
 
-def _with_settings(end: Framework, content: Content) -> Content:
+def with_settings(end: Framework, content: Content) -> Content:
+    """Return a script of a front end with the settings of its command, as its YAML file has them."""
+    if end.name not in FRONT_ENDS:
+        return content
     from meshwright.frameworks.front_ends import FRONT_ENDS as DESCRIBED
     from meshwright.frameworks.front_ends import with_command_settings
 
