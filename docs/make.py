@@ -36,6 +36,7 @@ import messages_page  # noqa: E402
 import rehearsed_rows  # noqa: E402
 import schema_page  # noqa: E402
 import skill_page  # noqa: E402
+import speed_page  # noqa: E402
 import verification_page  # noqa: E402
 from tables import table  # noqa: E402
 
@@ -343,157 +344,6 @@ def fields_page() -> str:
     return text + table(("key", "kind", "meaning", "default", "other frameworks' keys"), rows)
 
 
-def speed_page() -> str:
-    """Our engine and a plain loop on one GPU, and the gain of each optimization."""
-    found = json.loads((RESULTS / "engine_h200_2026-11-15.json").read_text())
-    ladder = json.loads((RESULTS / "engine_ladder_h200_2026-11-15.json").read_text())
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    text = f"""# Speed on one GPU
-
-{found["device"]}, {versions}, {found["date"]}. {found["convention"]}.
-Command: `{found["command"]}`. The plain loop is transformers with per-block compile, SDPA, fused AdamW and the loss in
-checkpointed chunks. Ratios are within one call; the machine's own speed varied by 2 % between calls.
-
-"""
-    text += table(
-        ("case", "micro batch", "tokens/s", "over the plain loop", "peak GiB"),
-        [
-            (
-                row["name"],
-                row["micro_batch"],
-                f"{row['tokens_per_s']:,.0f}",
-                f"{row['ratio']:.3f}" if "ratio" in row else "1",
-                f"{row['peak_allocated_gib']:.1f}",
-            )
-            for row in found["rows"]
-        ],
-    )
-    text += """
-## Gain of each optimization
-
-Llama-3-8B shape unless stated otherwise; each call is compared with its own plain loop. The GPU runs at its 700 W limit
-throughout (about 1.5 of 1.98 GHz), so energy per token is what counts (mJ, last column).
-
-"""
-    rows = [(i, row) for i, call in enumerate(ladder["calls"], 1) for row in call]
-    text += table(
-        ("call", "case", "tokens/s", "ratio", "peak GiB", "mJ/token"),
-        [
-            (
-                i,
-                row["case"],
-                f"{row['tokens_per_s']:,.0f}",
-                "" if row["ratio"] is None else f"{row['ratio']:.3f}",
-                f"{row['peak_gib']:.1f}",
-                f"{row['mj_per_token']:.1f}",
-            )
-            for i, row in rows
-        ],
-    )
-    return text + _as_typed() + _beside_peers() + _calibration_set()
-
-
-def _as_typed() -> str:
-    """What users type, measured: `recommend` and the command that it prints."""
-    found = json.loads((RESULTS / "as_typed_h200_2026-11-18.json").read_text())
-    text = f"""
-## As typed
-
-{found["hardware"]}, {found["date"]}; `{found["made_by"]}`: what `recommend` prints, run as `bench` for 8 steps.
-Estimates are those of `bench`, as a difference from what was measured; memory is what the allocator reserved.
-
-"""
-    return text + table(
-        ("asked or typed", "tokens/s", "MFU", "estimate", "allocated GiB", "reserved GiB", "estimate"),
-        [
-            (
-                f"`{row['case']}`",
-                f"{row['tokens_per_s']:,.0f}",
-                f"{row['mfu']:.0%}",
-                f"{row['estimate']['step_s'] / row['step_s'] - 1:+.0%} time",
-                f"{row['memory_gib']['peak']:.1f}",
-                f"{row['memory_gib']['reserved']:.1f}",
-                f"{row['estimate']['memory_gib'] / row['memory_gib']['reserved'] - 1:+.0%}",
-            )
-            for row in found["rows"]
-        ],
-    )
-
-
-def _beside_peers() -> str:
-    """Speed beside torchtitan and a plain loop; empty until measured."""
-    path = RESULTS / "peer_speed.json"
-    if not path.exists():
-        return ""
-    found = json.loads(path.read_text())
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    text = f"""
-## Beside torchtitan and a plain loop
-
-{found["device"]}, {versions}, {found["date"]}; `{found["made_by"]}`. Ours is the command that `recommend` prints.
-All train the same model, sequence length, sequences per step and trained part, with states in the same formats, each at
-its best micro batch of a short list. The plain loop is transformers with per-block compile, and peft for adapters.
-Ratios are our speed over theirs; memory is what the allocator reserved. Commands and all tries are in
-`benchmarks/results/peer_speed.json`.
-
-"""
-    return text + table(
-        ("case", "states", "ours", "torchtitan", "ratio", "plain loop", "ratio"),
-        [
-            (
-                row["name"],
-                row["states"],
-                _peer_cell(row, "ours"),
-                *(cell for kind in ("torchtitan", "plain") for cell in (_peer_cell(row, kind), _peer_ratio(row, kind))),
-            )
-            for row in found["rows"]
-        ],
-    )
-
-
-def _peer_cell(row: Mapping[str, Any], kind: str) -> str:
-    tries = row["tries"].get(kind, [])
-    found = max((one for one in tries if "tokens_per_s" in one), key=lambda one: one["tokens_per_s"], default=None)
-    if found is None:
-        return tries[-1]["error"][:80].replace("|", "/") if tries else ""
-    memory = found.get("peak_reserved_gib")
-    return f"{found['tokens_per_s']:,.0f} tokens/s" + (f", {memory:.0f} GiB" if memory else "")
-
-
-def _peer_ratio(row: Mapping[str, Any], kind: str) -> str:
-    return f"{row['ratios'][kind]:.2f}" if kind in row.get("ratios", {}) else ""
-
-
-def _calibration_set() -> str:
-    """The cases that our engine's rates are fitted to."""
-    found = json.loads((RESULTS / "calibration_set.json").read_text())
-    text = f"""
-## Calibration set
-
-{found["hardware"]}, {found["date"]}; `{found["made_by"]}`: {len(found["rows"])} cases of `bench`,
-8 steps each, which the engine's rates are fitted to (`python benchmarks/fit_costs.py --engine`). A case is a model, a
-goal, tokens per sample and the micro batch; then recompute, an fp8 format, `eager`, the number of layers if it is not
-the model's, and `xN` micro batches per step. Cases with * were measured before the engine became faster; they are not
-fitted.
-
-"""
-    return text + table(
-        ("case", "date", "tokens/s", "MFU", "step s", "allocated GiB", "reserved GiB"),
-        [
-            (
-                row["case"] + (" *" if "superseded" in row else ""),
-                row["date"],
-                f"{row['tokens_per_s']:,.0f}",
-                f"{row['mfu']:.0%}",
-                f"{row['step_s']:.3f}",
-                f"{row['memory_gib']['peak']:.1f}",
-                f"{row['memory_gib']['reserved']:.1f}",
-            )
-            for row in sorted(found["rows"], key=lambda row: str(row["case"]))
-        ],
-    )
-
-
 def sweep_page() -> str:
     """Results of training every recipe at laptop size."""
     found = json.loads((RESULTS / "tiny_sweep.json").read_text())
@@ -606,7 +456,7 @@ PAGES = {
     "pitfalls.md": pitfalls_page,
     "quick_reference.md": quick_reference_page,
     "fields.md": fields_page,
-    "speed.md": speed_page,
+    "speed.md": speed_page.page,
     "sweep.md": sweep_page,
     "support.md": support_page,
     "verification.md": verification_page.page,
