@@ -144,8 +144,8 @@ def _least_time() -> str:
 {found["device"]}, torch {found["torch"]}, {found["date"]}; `{found["made_by"]}`: the matrix products
 and the attention of a step alone, one after the other until power and clock have settled (685 to 693 of 700 W, 1.44 to
 1.49 of 1.98 GHz). Norms, activations, casts to fp8, loss, optimizer and data are not in it, so a step with these
-kernels is slower than this. The last column is the speed that the aimed-at ratios over the peers above need, as a share of this
-limit.
+kernels is slower than this. The last column is the speed that the aimed-at ratios over the peers above need, as a share
+of this limit.
 
 """
     return text + table(
