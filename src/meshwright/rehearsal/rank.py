@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 from statistics import mean, median
 from typing import Any
 
@@ -316,6 +317,7 @@ def _record_state(trainer: Any, found: RankResult) -> None:
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
     found.weights = sum(local(p).numel() for stage in trainer.stages for p in stage.parameters())
+    deferred = _deferred_bytes(trainer)
     for chunk, stage in enumerate(trainer.stages):
         for number, layer in dict(getattr(stage, "layers", {})).items():
             module = getattr(stage.body, stage.names.layers)[str(number)] if not hasattr(layer, "parameters") else layer
@@ -323,8 +325,25 @@ def _record_state(trainer: Any, found: RankResult) -> None:
             weights = [local(p) for p in parameters]
             state = {p: trainer.optimizer.state.get(p, {}) for p in parameters}
             held = sum(one.numel() * one.element_size() for one in (*weights, *map(local, optimizer_tensors(state))))
-            grads = sum(
-                w.numel() * w.element_size() for p, w in zip(parameters, weights, strict=True) if p.requires_grad
-            )
+            trained = ((p, w) for p, w in zip(parameters, weights, strict=True) if p.requires_grad)
+            grads = sum(w.numel() * (deferred * _fsdp_ranks(p) or w.element_size()) for p, w in trained)
             found.layer_state[chunk, number] = float(held), float(grads)
             found.layer_weights[chunk, number] = sum(w.numel() for w in weights)
+
+
+def _deferred_bytes(trainer: Any) -> int:
+    """Return the bytes per element of gradients that FSDP2 sums unsharded until the last micro batch; 0 if none."""
+    from meshwright.engine.parallelize.fsdp import reduce_dtype
+
+    layout = trainer.recipe.layout
+    waits = trainer.micro_batches > 1 and (layout.defer_grad_sync or layout.pp > 1)
+    return reduce_dtype(trainer.recipe.precision).itemsize if waits and layout.strategy == "fsdp2" else 0
+
+
+def _fsdp_ranks(parameter: Any) -> int:
+    """Return the number of ranks over which FSDP2 shards a parameter."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return 1
+    placed = zip(mesh.mesh_dim_names, mesh.shape, parameter.placements, strict=True)
+    return prod(size for name, size, place in placed if name in ("fsdp", "efsdp") and place.is_shard())

@@ -132,12 +132,17 @@ def copy_gradients_in(gradients: list[torch.Tensor], buffer: torch.Tensor, world
     torch._foreach_copy_([part.view_as(one) for part, one in zip(parts, gradients, strict=True)], gradients)
 
 
+def reduce_dtype(precision: Precision) -> torch.dtype:
+    """Return the dtype in which FSDP2 sums gradients, over micro batches and over ranks."""
+    return DTYPES[precision.reduce] if precision.compute != "fp32" else torch.float32
+
+
 def fsdp_settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
     """Return the arguments of `fully_shard`: dtypes, when gathered weights are freed, and offload."""
     layout, precision = recipe.layout, recipe.precision
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute],
-        reduce_dtype=DTYPES[precision.reduce] if precision.compute != "fp32" else torch.float32,
+        reduce_dtype=reduce_dtype(precision),
         cast_forward_inputs=False,  # positions and loss weights keep their dtypes
     )
     # A pipeline would gather again for every micro batch. Frozen weights of ddp are only copied, never changed, so that
