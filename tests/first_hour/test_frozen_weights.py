@@ -306,10 +306,8 @@ def test_check_of_a_front_end_file_counts_the_dataset_that_is_typed(
     all_rows = meshwright("check", "lf.yaml", "--gpus", "2x4090", "--dataset", "chats.jsonl").out
     assert "1,200 steps of 16 samples" in all_rows
     assert "never reached" not in all_rows
-    command = (
-        "swift sft --model Qwen/Qwen3-8B --train_type lora --dataset x --split_dataset_ratio 0.1 --save_steps 999 "
-    )
-    command += "--save_steps 999 --max_length 2048 --gradient_accumulation_steps 8 --num_train_epochs 1 --output_dir out\n"
+    command = "swift sft --model Qwen/Qwen3-8B --train_type lora --dataset x --split_dataset_ratio 0.1 --output_dir o "
+    command += "--save_steps 999 --max_length 2048 --gradient_accumulation_steps 8 --num_train_epochs 1\n"
     Path("run.sh").write_text(command, encoding="utf-8")
     script = meshwright("check", "run.sh", "--gpus", "1xA100-80", "--dataset", "chats.jsonl").out
     assert "(split_dataset_ratio leaves 576 samples): 72 steps of 8 samples; save_steps=999 is never reached" in script
