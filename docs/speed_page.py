@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,15 @@ throughout (about 1.5 of 1.98 GHz), so energy per token is what counts (mJ, last
             for i, row in rows
         ],
     )
-    return text + _as_typed() + _beside_peers() + _least_time() + _calibration_set()
+    return (
+        text
+        + _as_typed()
+        + _beside_peers()
+        + _least_time()
+        + _compared_steps()
+        + _compared_ranks()
+        + _calibration_set()
+    )
 
 
 def _as_typed() -> str:
@@ -175,6 +184,45 @@ def _least_time_row(row: Mapping[str, Any], peers: Mapping[str, Any]) -> tuple[s
         f"{ours / limit:.0%}",
         "; ".join(goals),
     )
+
+
+def _compared_steps() -> str:
+    """How many training steps of each family equal an fp32 step on the GPU."""
+    found = json.loads((RESULTS / "gpu_parity.json").read_text())
+    text = f"""
+## Right on the GPU
+
+{found["device"]}, torch {found["torch"]}, transformers {found["transformers"]}, {found["date"]};
+`python benchmarks/gpu_parity.py`: one training step of a small model of every family against an fp32 step in eager mode
+on the same GPU, loss and the gradient of every tensor. The cases cover every pair of {{eager, compiled}},
+{{unpacked, packed}}, micro batch, goal, recompute, precision and loss. Refused combinations are refused by rules, the
+wrong one too since it was found.
+
+"""
+    by_family = _statuses(found["rows"], lambda row: str(row["case"]).split()[0])
+    return text + table(("family", "right", "refused", "wrong"), by_family)
+
+
+def _compared_ranks() -> str:
+    """How many steps of ranks that share the GPU equal those of one rank, by layout."""
+    found = json.loads((RESULTS / "gpu_ranks.json").read_text())
+    text = f"""
+Ranks that share this GPU over gloo, {found["date"]}; `python benchmarks/gpu_ranks.py`: two training steps of 2 or 4
+ranks against one rank, in fp32, bf16 and fp8, eager and compiled, for eight families.
+
+"""
+    by_layout = _statuses(found["rows"], lambda row: str(row["case"]).split()[2])
+    return text + table(("layout", "right", "refused", "wrong"), by_layout)
+
+
+def _statuses(rows: Iterable[Mapping[str, Any]], name_of: Callable[[Mapping[str, Any]], str]) -> list[tuple[str, ...]]:
+    """Return the number of rows of each status by name, and those of all rows."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        for name in (name_of(row), "all"):
+            counts.setdefault(name, Counter())[row["status"]] += 1
+    names = [*sorted(name for name in counts if name != "all"), "all"]
+    return [(name, *(str(counts[name][status] or "") for status in ("ok", "refused", "wrong"))) for name in names]
 
 
 def _calibration_set() -> str:
