@@ -169,7 +169,7 @@ def test_a_repair_keeps_the_replicas_and_adds_no_pipeline(tmp_path: Path) -> Non
     file.write_text(TITAN)
     repair = check(str(file), gpus="4x8xH100").repair
     assert repair is not None
-    assert set(repair.overrides) == {"parallelism.tensor_parallel_degree = 4", "training.local_batch_size = 1"}
+    assert set(repair.overrides) == {"parallelism.tensor_parallel_degree = 4", "training.local_batch_size = 5"}
 
 
 def test_a_batch_that_does_not_divide_is_one_finding(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def _in_another_layout(finding: Finding, case: Case, typed: Collection[str]) -> 
         return finding
     intact = [one for one in rules.applicable(case, ("error", "warning")) if not bool(one.broken(case))]
     trial = case.replace(**change)
-    is_tight = any(bool(one.broken(trial)) for one in intact)
+    is_tight = any(one.subject == "memory" and bool(one.broken(trial)) for one in intact)
     if change and not is_tight and _step_s(trial) <= (1 + WORTH_SAYING) * _step_s(case):
         return finding
     limit_s = _step_s(trial) if change and not is_tight else inf

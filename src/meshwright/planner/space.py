@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
-from math import gcd
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ import numpy as np
 
 from meshwright import rules
 from meshwright.clusters import Cluster
+from meshwright.planner.odd_sizes import has_near_size, odd_micro_batches
 from meshwright.recipes.case import Case
 from meshwright.recipes.engine_models import is_whole
 from meshwright.recipes.stage_layers import BALANCED
@@ -28,7 +28,6 @@ CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
 MODULE_SETS = (("layernorm", "moe_act"), ("mlp",), ("moe",), ("layernorm", "moe"))
 """Modules to recompute between every second operation and all of a layer, those that free least memory first."""
 EXPERT_MODULES = frozenset(("moe", "moe_act"))
-MAX_ODD_MICRO_BATCH = 16  # samples of a micro batch whose number has a prime factor other than 2 and 3
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -178,20 +177,9 @@ def _axes(world: int, most: tuple[int, ...], experts: int, typed: tuple[int, ...
     return Axes(tp, pp, cp, ep).at(divides)
 
 
-def _odd_micro_batches(space: Space, case: Case) -> tuple[int, ...]:
-    """Return the micro batches with other prime factors than 2 and 3 that divide a global batch.
-
-    Five samples per rank are one micro batch of 5 or five of 1: without 5, every layout that leaves 5 looks slow.
-    Small spaces, which compare batches with each other, have none for any of them.
-    """
-    most = MAX_ODD_MICRO_BATCH if max(space.micro_batches) >= MAX_ODD_MICRO_BATCH else 0
-    odd = (size for size in range(5, most + 1) if gcd(size, 5 * 7 * 11 * 13) > 1)
-    return tuple(size for size in odd if np.any(case.global_batch_size % size == 0))
-
-
 def with_pins(space: Space, case: Case, pinned: Mapping[str, Any]) -> Space:
     """Return the space with every option the user pinned reduced to that value, and the micro batches of the batch."""
-    sizes = dict.fromkeys((*space.micro_batches, *_odd_micro_batches(space, case)))
+    sizes = dict.fromkeys((*space.micro_batches, *odd_micro_batches(space.micro_batches, case)))
     fixed: dict[str, Any] = {"micro_batches": tuple(sizes)}
     if "micro_batch_size" in pinned:
         fixed["micro_batches"] = (pinned["micro_batch_size"],)
@@ -397,4 +385,5 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     ) & (0 in nodes)
     again |= (shard_nodes > 1) & (inside == needed) & (1 in nodes)  # as with one node
     divides = batch.global_batch_size % (micro_batch * batch.dp) == 0  # most rows do not, and rules cost more than this
+    divides &= ~has_near_size(batch, space.micro_batches)
     return batch.rows(~again & divides if (~again & divides).any() else ~again)
