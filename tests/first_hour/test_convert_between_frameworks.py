@@ -169,3 +169,34 @@ def test_the_split_of_random_tokens_names_the_key_of_bridge(meshwright: Any, tmp
     named = meshwright("export", path, "--to", "megatron-bridge", "--gpus", "8xH200", "data.dataset=/data/tokens").out
     assert "data.validation_part" not in named
     assert "split" in named
+
+
+AUTOMODEL = Path(__file__).parents[1] / "frameworks" / "automodel" / "sft.yaml"
+
+
+def test_automodel_averages_the_loss_over_the_tokens_of_a_step(meshwright: Any, tmp_path: Path) -> None:
+    assert "per_token_loss = true" in meshwright("import", str(AUTOMODEL), "--gpus", "8xH200").out
+    job = meshwright("export", str(AUTOMODEL), "--to", "megatron-bridge", "--gpus", "8xH200").out
+    assert "model.calculate_per_token_loss=true" in job
+    for to in ("accelerate", "deepspeed"):  # the Trainer averages over them too
+        assert "per_token_loss" not in meshwright("export", str(AUTOMODEL), "--to", to, "--gpus", "8xH200").out
+    compared = meshwright(
+        "compare", "llama3-8b", "--gpus", "8xH200", "--goal", "sft", "--engines", "automodel,megatron"
+    )
+    assert "per_token_loss" not in compared.out
+
+
+def test_a_loss_averaged_over_samples_is_lost_in_automodel(meshwright: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    lines = (
+        "cfg.checkpoint.pretrained_checkpoint = '/ckpt/llama3-8b'",
+        "cfg.model.calculate_per_token_loss = False",
+        "cfg.train.train_iters = 100",
+    )
+    text = LLAMA.format(lines="\n".join(lines)).replace("pretrain_config", "sft_config")
+    script.write_text(
+        text.replace("pretrain import pretrain", "finetune import finetune").replace("pretrain(", "finetune(")
+    )
+    shown = meshwright("export", str(script), "--to", "automodel", "--gpus", "8xH200").out
+    assert "train.per_token_loss=False: NeMo AutoModel would use True" in shown
+    assert "not in this file: checkpoint.pretrained" not in shown  # the published weights, which the file names

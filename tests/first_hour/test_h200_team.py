@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,13 @@ def test_a_logged_peak_keeps_the_stated_warmup(folder: Path) -> None:
 
 
 def test_a_remedy_sets_every_key_once(folder: Path) -> None:
-    prefix = "2026-11-01 08:{:02d}:{:02d} | INFO | nemo_automodel.recipes.llm.train_ft | "
+    prefix = "2026-11-01 {:%H:%M:%S} | INFO | nemo_automodel.recipes.llm.train_ft | "
+    tokens, rate = 6291456, 61923.78
     (folder / "am.log").write_text(
         "".join(
-            prefix.format(step // 60, step % 60)
+            prefix.format(datetime(2026, 11, 1, 8) + timedelta(seconds=step * tokens / rate))
             + f"step {step} | epoch 0 | loss {1.62 - step * 1e-4:.4f} | grad_norm 0.4 | lr 3.00e-05 | mem 61.53 GiB | "
-            "tps 61923.78(3870.24/gpu) | num_label_tokens 6291456\n"
+            f"tps {rate}(3870.24/gpu) | num_label_tokens {tokens}\n"
             for step in range(200)
         )
     )

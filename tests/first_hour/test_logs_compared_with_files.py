@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,50 @@ def test_ranks_without_a_report_are_the_suspects_of_a_timeout(here: Path, meshwr
     assert "ranks 16-159" in found["message"]
     assert "none is behind" not in found["message"]
     assert "look at rank 13 (GPU 1 of node 3) first" in found["remedies"][0]["try"][0]
+
+
+AUTOMODEL = Path(__file__).parents[1] / "frameworks" / "automodel" / "sft.yaml"  # 64 samples of up to 2,048 tokens
+
+
+def automodel_log(tokens: int, seconds: float, time: str = "%Y-%m-%d %H:%M:%S | INFO | root | ") -> str:
+    """Return the console of AutoModel at so many tokens per step."""
+    start, rate = datetime(2026, 11, 10, 9), tokens / seconds
+    return "".join(
+        f"{start + timedelta(seconds=step * seconds):{time}}step {step} | epoch 0 | loss {1.8 - step * 1e-3:.4f} | "
+        f"grad_norm 1.5000 | lr 1.00e-05 | mem 60.00 GiB | tps {rate:.2f}({rate / 8:.2f}/gpu) | num_label_tokens 9000\n"
+        for step in range(100)
+    )
+
+
+def test_steps_of_short_samples_take_the_time_between_their_lines(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "am.log"
+    log.write_text(automodel_log(64 * 500, 2.6))
+    typed = ("doctor", str(log), "--recipe", str(AUTOMODEL), "--gpus", "8xH200")
+    answer = meshwright(*typed, "--json").json
+    assert "speed.low-mfu" not in [one["rule"] for one in answer["findings"]]
+    times = [one for one in answer["figures"] if one["name"].startswith("step time")]
+    assert [round(one["measured"], 1) for one in times] == [2.6]
+    (note,) = (one for one in answer["notes"] if "samples have" in one)
+    assert 490 < int(note.split()[2]) < 510
+    slow = meshwright(*typed, "data.seq_length=500", "--json").json  # compared at their length
+    assert "speed.low-mfu" in [one["rule"] for one in slow["findings"]]
+
+
+def test_a_rate_without_times_says_nothing_of_padded_samples(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "am.log"
+    log.write_text(automodel_log(64 * 500, 2.6, time="INFO "))
+    answer = meshwright("doctor", str(log), "--recipe", str(AUTOMODEL), "--gpus", "8xH200", "--json").json
+    assert "speed.low-mfu" not in [one["rule"] for one in answer["findings"]]
+    assert not [one for one in answer["figures"] if one["name"].startswith("step time")]
+    assert any("the log does not state its tokens" in one for one in answer["notes"])
+    refused = meshwright("calibrate", str(log), "--recipe", str(AUTOMODEL), "--gpus", "8xH200")
+    assert refused.code == 2
+    assert "the log does not state its tokens" in refused.err
+
+
+def test_packed_samples_are_compared(meshwright: Any, tmp_path: Path) -> None:
+    log, file = tmp_path / "am.log", tmp_path / "packed.yaml"
+    file.write_text(AUTOMODEL.read_text().replace("packed_sequence_size: 0", "packed_sequence_size: 2048"))
+    log.write_text(automodel_log(64 * 2048, 10.0))
+    answer = meshwright("doctor", str(log), "--recipe", str(file), "--gpus", "8xH200", "--json").json
+    assert "speed.low-mfu" in [one["rule"] for one in answer["findings"]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -320,6 +322,42 @@ def test_arguments_that_disagree_with_the_config_are_reported(tmp_path: Path) ->
     assert {(f.rule, Path(f.file).name, f.line) for f in result.findings} == {
         ("deepspeed.argument-mismatch", "run.sh", 3)
     }
+
+
+HALF = (
+    "deepspeed --num_gpus 8 train.py --deepspeed ds.json {flag} --model_name_or_path meta-llama/Meta-Llama-3-8B "
+    "--per_device_train_batch_size 2 --output_dir out --max_seq_length 2048 --gradient_checkpointing\n"
+)
+
+
+@pytest.mark.parametrize(("flag", "section"), [("--bf16", "fp16"), ("--fp16", "bf16"), ("--bf16 True", "fp16")])
+def test_a_half_precision_format_excludes_the_other_in_the_config(tmp_path: Path, flag: str, section: str) -> None:
+    config = json.dumps({section: {"enabled": True}, "zero_optimization": {"stage": 2}})
+    content = script(tmp_path, config, HALF.format(flag=flag))
+    found = frameworks.check(frameworks.detect_framework(content), content).findings
+    mismatch = next(one for one in found if one.rule == "deepspeed.argument-mismatch")
+    assert f"--{section} False, as {flag.split()[0]} is on, and {section}.enabled=True" in mismatch.message
+    assert mismatch.fix == (f'"{section}": {{"enabled": "auto"}}',)
+
+
+@pytest.mark.parametrize(("flag", "compute"), [("--bf16", "bf16"), ("--fp16", "fp16"), ("", "fp32")])
+@pytest.mark.parametrize("section", [{}, {"fp16": {"enabled": "auto"}}])
+def test_a_format_without_a_section_is_turned_on_by_accelerate(
+    tmp_path: Path, flag: str, compute: str, section: dict[str, Any]
+) -> None:
+    content = script(tmp_path, json.dumps({**section, "zero_optimization": {"stage": 2}}), HALF.format(flag=flag))
+    result = frameworks.check(frameworks.detect_framework(content), content)
+    assert result.recipe.precision.compute == compute
+    assert not [one for one in result.findings if one.severity == "error"]
+
+
+def test_offloaded_parameters_without_stage_3_are_not_said_to_be_estimated(tmp_path: Path) -> None:
+    offload = {"stage": 2, "offload_param": {"device": "cpu"}}
+    content = script(tmp_path, json.dumps({"zero_optimization": offload}), HALF.format(flag="--bf16"))
+    result = frameworks.check(frameworks.detect_framework(content), content, cluster("8xA100-80"))
+    assert not any("only parameters are offloaded" in note for note in result.notes)
+    (low,) = (one for one in result.findings if one.rule == "deepspeed.stage-too-low")
+    assert low.fix == ('"zero_optimization": {"stage": 3}',)
 
 
 def test_config_is_found_in_a_parent_folder_of_the_script(tmp_path: Path) -> None:

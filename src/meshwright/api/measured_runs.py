@@ -103,7 +103,7 @@ def measurement(run: Run, case: Case | None, why: str, stated: frozenset[str] | 
     stats = doctor.RunStats(run, case, None, stated)
     if not stats.enough:
         return "it has too few steps after warm-up"
-    if stats.tokens_per_s is None:
+    if stats.tokens_per_s is None or stats.has_unknown_widths:
         return note or "the log does not state the tokens of a step, or its speed: the file of the run does"
     for differs in differing_file(stats):
         return differs.message

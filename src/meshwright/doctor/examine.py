@@ -70,12 +70,12 @@ def _needs_estimate(stats: RunStats) -> str:
         return f"the GPUs of the run:{stats.run.header.gpus_option or ' --gpus 8xH100'}"
     if stats.has_short_samples:
         return "samples of the full length: those of the log are shorter"
+    if stats.has_unknown_widths and (stats.tokens_per_s is not None or stats.step_s is not None):
+        return "the tokens of a step, which the log does not state: data.seq_length=N data.pad_to_max_length=true"
     if stats.tokens_per_s is not None:
         return _needs_steps(stats)
     if stats.step_s is None:
         return "step times or tokens per second in the log"
-    if stats.has_unknown_widths:
-        return "the tokens of a step, which the log does not state: data.seq_length=N data.pad_to_max_length=true"
     open_ = [key for key in ("data.seq_length", "train.global_batch_size") if not stats.states(key)]
     return f"the tokens of a step, which the log does not state: {' '.join(f'{key}=N' for key in open_)}"
 

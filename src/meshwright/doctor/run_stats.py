@@ -103,7 +103,7 @@ class RunStats:
     def step_s(self) -> float | None:
         """Seconds of the median step."""
         logged = median_of(step.seconds for step in self.steady)
-        tokens = self._tokens or self._assumed_tokens
+        tokens = self._tokens or (None if self.has_unknown_widths else self._assumed_tokens)
         if logged is not None or self.tokens_per_s is None or not tokens or not self.world:
             return logged
         return tokens / self.world / self.tokens_per_s
@@ -119,8 +119,8 @@ class RunStats:
 
     @cached_property
     def slower(self) -> float | None:
-        """Measured over estimated time of the median step."""
-        if self.estimate is None or self.tokens_per_s is None:
+        """Measured over estimated time of the median step; None if the log leaves open how long samples are."""
+        if self.estimate is None or self.tokens_per_s is None or self.has_unknown_widths:
             return None
         return float(self.estimate.tokens_per_s_per_gpu) / self.tokens_per_s
 
@@ -277,11 +277,14 @@ class RunStats:
 
     @property
     def has_unknown_widths(self) -> bool:
-        """Whether the Trainer pads a micro batch to its longest sample, and its log does not state the tokens."""
+        """Whether a micro batch is padded to its longest sample, and the log does not state the tokens.
+
+        A rate that the Trainer logs counts padding, AutoModel's only the tokens of samples.
+        """
         case, run = self.case, self.run
-        if case is None or run.kind != "transformers" or not run.header.file:
+        if case is None or run.kind not in ("transformers", "automodel") or not run.header.file:
             return False
-        rates = any(one.tokens_per_s or one.all_tokens_per_s for one in run.steps)
+        rates = run.kind == "transformers" and any(one.tokens_per_s or one.all_tokens_per_s for one in run.steps)
         stated = rates or run.header.logged_tokens(self.world) is not None
         return not stated and padding_of(case.recipe, case.engine).to == "micro_batch"
 

@@ -199,11 +199,19 @@ def differences(
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not (key == "checkpoint.pretrained" and _is_to_fill_in(framework, recipe, found))
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
-        and not (key == "data.tokenizer" and not found.data.tokenizer and recipe.data.tokenizer in own)
+        and not (key in NAMED_BY_MODEL and not field_value(found, key) and _is_of_model(key, recipe, model))
         and not (key == "layout.pp_micro_batches" and same_passes(found, recipe, on.world))
         and not is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )
+
+
+def _is_of_model(key: str, recipe: Recipe, model: ModelSpec) -> bool:
+    """Return whether weights or a tokenizer are those that a config of this model uses without naming them."""
+    own = (model.hf_id, model_path(recipe, model))
+    if key == "data.tokenizer":
+        return field_value(recipe, key) in (*own, recipe.checkpoint.pretrained)
+    return recipe.goal != "pretrain" and field_value(recipe, key) in own  # pretraining loads no weights by itself
 
 
 def _is_to_fill_in(framework: Framework, recipe: Recipe, found: Recipe) -> bool:

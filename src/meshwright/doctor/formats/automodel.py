@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -12,8 +13,8 @@ import msgspec
 from meshwright import json_text
 from meshwright.doctor.formats.json_records import as_share
 from meshwright.doctor.formats.steps import Steps
-from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
-from meshwright.doctor.run import Run, RunHeader
+from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive, time_of
+from meshwright.doctor.run import Run, RunHeader, Step
 
 LOOKED_FOR = "`step 10 | epoch 0 | loss … | grad_norm … | … | tps …(…/gpu)` or training.jsonl of NeMo AutoModel"
 HINTS = ("| mem", "num_label_tokens", "tps_per_gpu")
@@ -46,12 +47,14 @@ VALIDATION = re.compile(rf'\[val\] (?:name "([^"]*)" \| )?step (\d+) \| epoch \d
 VALIDATION_FILE = re.compile(r"validation_(.+)\.jsonl")
 DEFAULT = "default"  # AutoModel's name of the only validation set
 SAVED = re.compile(rf"[Ss]av(?:ed|ing) checkpoint.* in ({NUMBER}) ?s(?:ec)")
+CLOCK_S = 1.0  # to which the times of its lines are rounded
+LEAST_STEPS = 5  # whose median is not that of a slow first step
 WORLD = re.compile(r"[Ww]orld[ _]size:? (\d+)|initializing torch distributed with (\d+) workers")
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
     """Read a run of AutoModel."""
-    steps = Steps()
+    steps = Steps(CLOCK_S)
     world, data_ranks, tokens_seen, validations_of = None, None, None, _validation_set(path)
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
@@ -70,7 +73,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
             if tokens and all_tokens:
                 tokens_seen = int(tokens)
                 figures["seconds"] = tokens / all_tokens
-            steps.add(step, line.number, **figures)
+            steps.add(step, line.number, at_s=time_of(line.text, whole=True), **figures)
         elif saved := SAVED.search(line.text):
             steps.block(number(saved[1]) or 0.0)
         elif done := VALIDATION.search(line.text):
@@ -78,15 +81,22 @@ def read(lines: Sequence[Line], path: str) -> Run:
             steps.validated(int(done[2]), number(done[3]), line.number, "" if name == DEFAULT else name)
         elif world is None and (found_world := WORLD.search(line.text)):
             world = int(found_world[1] or found_world[2])
+    rows = steps.all()
     return Run(
         kind="automodel",
         path=path,
         file=path,
-        steps=steps.all(),
+        steps=rows,
         starts=tuple(steps.starts),
         validations=steps.validations,
-        header=RunHeader(world=world, data_ranks=data_ranks, tokens_per_step=tokens_seen),
+        header=RunHeader(world=world, data_ranks=data_ranks, tokens_per_step=tokens_seen or _tokens_between(rows)),
     )
+
+
+def _tokens_between(rows: Sequence[Step]) -> int | None:
+    """Return the tokens of a step by its rate and time: a line has no total, and samples may be short."""
+    tokens = [one.all_tokens_per_s * one.seconds for one in rows if one.all_tokens_per_s and one.seconds]
+    return round(median(tokens)) if len(tokens) >= LEAST_STEPS else None
 
 
 def _validation_set(path: str) -> str:

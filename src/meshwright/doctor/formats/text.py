@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,6 +20,8 @@ LONG_LINE, MAX_RUN = 2_000, 200
 LONG_RUN = re.compile(rf"(?<![\w.,/+-])[\w.,/+-]{{{MAX_RUN},}}+|(?<!\s)\s{{{MAX_RUN},}}+|(.)\1{{{MAX_RUN},}}+")
 """No word, number or gap of a log is that long; patterns that start with a repetition take quadratic time on them."""
 NUMBER = r"(?>[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?))"  # atomic: linear in a long row of digits
+
+AT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
 
 
 class Line(NamedTuple):
@@ -71,6 +76,26 @@ def positive(text: str | None) -> float | None:
     """Parse a positive number; None for anything else."""
     found = number(text)
     return found if found is not None and math.isfinite(found) and found > 0 else None
+
+
+def time_of(text: str, whole: bool = False) -> float | None:
+    """Return the first time of a line in seconds; None without one, or if it has no fraction and is not to be whole."""
+    found = AT.search(text)
+    if found is None or not (found[7] or whole):
+        return None
+    hour, minute, second = int(found[4]), int(found[5]), int(found[6])
+    midnight = _midnight(found[1], found[2], found[3])
+    if midnight is None or hour > 23 or minute > 59 or second > 59:  # no time of day
+        return None
+    return midnight + 3600 * hour + 60 * minute + second + float(f"0.{found[7] or 0}")
+
+
+@lru_cache(maxsize=64)
+def _midnight(year: str, month: str, day: str) -> float | None:
+    """Return the seconds at the start of a day; None if there is no such day."""
+    with suppress(ValueError):
+        return datetime(int(year), int(month), int(day), tzinfo=UTC).timestamp()
+    return None
 
 
 def figures_of(fields: Mapping[str, re.Pattern[str]], text: str, above_zero: Sequence[str]) -> dict[str, Any]:

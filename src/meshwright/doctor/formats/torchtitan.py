@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 from meshwright.doctor.formats.steps import Steps
-from meshwright.doctor.formats.text import NUMBER, Line, figures_of, has_any, merge_header, number, of_one_rank
+from meshwright.doctor.formats.text import NUMBER, Line, figures_of, has_any, merge_header, number, of_one_rank, time_of
 from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = "`step: 10  loss: …  grad_norm: …  memory: …GiB(…%)  tps: …` of torchtitan"
@@ -36,7 +33,6 @@ START = re.compile(r"Training starts at step (\d+)")
 SAVED = re.compile(rf"(?:Finished (?:sav|stag)ing|Saving) the checkpoint.{{0,80}}?in ({NUMBER}) seconds")
 CAPACITY = re.compile(rf"CUDA capacity: (?:NVIDIA )?(\S+).* with ({NUMBER})GiB memory")
 OLD_MESH = re.compile(r"Building \d+-D device mesh with \[(.*?)\], \[([\d, ]*)\]")
-AT = re.compile(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)[.,](\d+)")
 MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 DEGREE = re.compile(r"(\w+)=(\d+)")
 MODEL = re.compile(r"Model (\S+) (\S+) size: ([\d,]+) total parameters")
@@ -75,7 +71,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     for line, found in of_one_rank(lines, STEP, HINTS):
         text = line.text
         if found is not None:
-            steps.add(int(found[1]), line.number, at_s=_seconds(text), **_figures(text, header))
+            steps.add(int(found[1]), line.number, at_s=time_of(text), **_figures(text, header))
         elif start := START.search(text):
             steps.start(int(start[1]))
             merge_header(header, _header_fields(text))  # up to 0.1, the batch is in this line
@@ -177,26 +173,6 @@ def _old_mesh(found: re.Match[str]) -> dict[str, Any]:
     degrees = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp"), 1)
     degrees |= {OLD_NAMES.get(name, name): size for name, size in zip(names, sizes, strict=False)}
     return _layout({name: size for name, size in degrees.items() if name in KNOWN_AXES}, prod(sizes))
-
-
-def _seconds(text: str) -> float | None:
-    """Return the time at the start of a line, in seconds."""
-    found = AT.search(text)
-    if found is None:
-        return None
-    hour, minute, second = int(found[4]), int(found[5]), int(found[6])
-    midnight = _midnight(found[1], found[2], found[3])
-    if midnight is None or hour > 23 or minute > 59 or second > 59:  # no time of day
-        return None
-    return midnight + 3600 * hour + 60 * minute + second + float(f"0.{found[7]}")
-
-
-@lru_cache(maxsize=64)
-def _midnight(year: str, month: str, day: str) -> float | None:
-    """Return the seconds at the start of a day; None if there is no such day."""
-    with suppress(ValueError):
-        return datetime(int(year), int(month), int(day), tzinfo=UTC).timestamp()
-    return None
 
 
 def _world(degrees: dict[str, int]) -> int:

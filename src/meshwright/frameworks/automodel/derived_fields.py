@@ -95,6 +95,8 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
         fields["data.validation_part"] = validation_part(parts or DEFAULT_SPLIT)
     if goal == "pretrain":
         fields["train.epochs"] = 0.0  # random tokens and blends are not counted
+    else:
+        fields["train.per_token_loss"] = True  # its recipes divide by the label tokens of the whole step
     if "VLM" in recipe:
         fields["data.images"] = True
     if "KnowledgeDistillation" in recipe and goal != "peft" and _torch_storage_open(settings):

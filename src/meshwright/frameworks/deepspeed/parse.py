@@ -72,6 +72,7 @@ FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
     "fp16": ("fp16.enabled",),
 }
 """Trainer arguments that fill in auto; any other value must agree with them."""
+OTHER_HALF = {"bf16": "fp16", "fp16": "bf16"}
 DEFAULT_ARGUMENTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
@@ -249,10 +250,21 @@ def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> d
         betas = [arguments[name].value if name in arguments else default for name, default in names]
         if not any(arguments[name].unresolved for name, _ in names if name in arguments):
             filled[BETAS] = msgspec.structs.replace(filled[BETAS], value=[float(one) for one in betas])
+    if is_trainer(arguments):
+        filled |= dict(_added_halves(filled, arguments))
     open_sizes = [key for key in BATCH if key in filled and filled[key].value == "auto"]
     if len(open_sizes) == 1 and all(as_int(filled.get(key)) for key in BATCH if key not in open_sizes):
         del filled[open_sizes[0]]  # it follows from the other two
     return filled
+
+
+def _added_halves(filled: Settings, arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield the half-precision format that Accelerate's DeepSpeedPlugin turns on where a config has no such section."""
+    sections = {top_level_key(key) for key in filled}
+    for name in OTHER_HALF:
+        names = {name, "bfloat16"} if name == "bf16" else {name}
+        if is_on(arguments, name) and not arguments[name].unresolved and not names & sections:
+            yield f"{name}.enabled", msgspec.structs.replace(arguments[name], value=True)
 
 
 def _hidden(arguments: Arguments) -> int:
@@ -294,6 +306,7 @@ def _disagreements(
 
     `defaults` are the values of the arguments that its constructor call leaves out: those must agree as well.
     """
+    defaults = {**dict(_other_halves(arguments)), **defaults}
     for name, keys in FROM_TRAINER.items():
         argument = arguments.get(name, defaults.get(name))
         for key in keys if argument is not None and not argument.unresolved else ():
@@ -302,16 +315,25 @@ def _disagreements(
                 continue
             by_default = name not in arguments
             where = arguments.get("deepspeed", configured) if by_default else argument
+            other = OTHER_HALF.get(name, "")
+            why = f", as --{other} is on," if is_on(arguments, other) else ", the default,"
             yield Finding(
                 "deepspeed.argument-mismatch",
                 "error",
                 key,
-                f"--{name} {argument.value}{', the default,' if by_default else ''} and {key}={configured.value} in "
+                f"--{name} {argument.value}{why if by_default else ''} and {key}={configured.value} in "
                 f"{configured.location} disagree",
                 _agreeing(settings, arguments, program, name, key),
                 file=where.file,
                 line=where.line,
             )
+
+
+def _other_halves(arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield that a half-precision format is off if the other one is on: the Trainer refuses both."""
+    for name, other in OTHER_HALF.items():
+        if is_on(arguments, name) and not arguments[name].unresolved and other not in arguments:
+            yield other, msgspec.structs.replace(arguments[name], value=False)
 
 
 def _contradict(configured: Any, argument: Any) -> bool:
@@ -330,7 +352,7 @@ def _agreeing(
     configured, argument = settings[key], arguments.get(name)
     others = (settings.get(other) for other in BATCH if key in BATCH and other != key)
     is_fixed = any(as_int(other) for other in others)  # the file's other sizes go with its own value
-    other_half = {"bf16": "fp16", "fp16": "bf16"}.get(name, "")
+    other_half = OTHER_HALF.get(name, "")
     gives_way = argument is None and not (other_half and is_on(arguments, other_half))
     if is_fixed or gives_way:
         in_code = argument is None or argument.file.endswith(".py")
@@ -469,7 +491,7 @@ def _is_int_key(key: str) -> bool:
 def _notes(settings: Settings) -> Iterator[str]:
     devices = {part: settings.get(f"zero_optimization.offload_{part}.device") for part in ("param", "optimizer")}
     offloaded = {part for part, device in devices.items() if device is not None and device.value in ("cpu", "nvme")}
-    if offloaded == {"param"}:
+    if offloaded == {"param"} and as_int(settings.get("zero_optimization.stage")) == 3:
         yield "only parameters are offloaded; memory is estimated as if the optimizer were too"
     scheduler = settings.get("scheduler.type")
     warmup_type = settings.get("scheduler.params.warmup_type")

@@ -17,19 +17,19 @@ def _stage_too_low(ctx: RuleContext) -> Iterator[Problem]:
     if stage < 3 and offload_device(ctx, "param") != "none":
         yield Problem(
             f"offload_param requires stage 3; with stage {stage} parameters stay on the GPU",
-            (format_setting(STAGE, 3), format_setting(f"{ZERO}offload_param.device", None)),
+            (format_setting(STAGE, 3),),
             key=f"{ZERO}offload_param.device",
         )
     if stage < 1 and offload_device(ctx, "optimizer") != "none":
         yield Problem(
             "offload_optimizer requires stage 1 or higher; without ZeRO the optimizer stays on the GPU",
-            (format_setting(STAGE, 2), format_setting(f"{ZERO}offload_optimizer.device", None)),
+            (format_setting(STAGE, 2),),
             key=f"{ZERO}offload_optimizer.device",
         )
     if 0 < stage < 3 and offload_device(ctx, "optimizer") == "nvme":
         yield Problem(
             f"NVMe offload requires stage 3; with stage {stage} the optimizer stays on the GPU",
-            (format_setting(STAGE, 3), format_setting(f"{ZERO}offload_optimizer.device", "cpu")),
+            (format_setting(f"{ZERO}offload_optimizer.device", "cpu"),),
             key=f"{ZERO}offload_optimizer.device",
         )
     names = [key for key in ctx.keys_under("zero_optimization") if key.startswith(f"{ZERO}stage3_")]
