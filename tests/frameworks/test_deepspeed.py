@@ -324,6 +324,7 @@ def test_arguments_that_disagree_with_the_config_are_reported(tmp_path: Path) ->
     }
 
 
+AUTO_BATCH = {"train_micro_batch_size_per_gpu": "auto"}
 HALF = (
     "deepspeed --num_gpus 8 train.py --deepspeed ds.json {flag} --model_name_or_path meta-llama/Meta-Llama-3-8B "
     "--per_device_train_batch_size 2 --output_dir out --max_seq_length 2048 --gradient_checkpointing\n"
@@ -345,7 +346,9 @@ def test_a_half_precision_format_excludes_the_other_in_the_config(tmp_path: Path
 def test_a_format_without_a_section_is_turned_on_by_accelerate(
     tmp_path: Path, flag: str, compute: str, section: dict[str, Any]
 ) -> None:
-    content = script(tmp_path, json.dumps({**section, "zero_optimization": {"stage": 2}}), HALF.format(flag=flag))
+    content = script(
+        tmp_path, json.dumps({**section, **AUTO_BATCH, "zero_optimization": {"stage": 2}}), HALF.format(flag=flag)
+    )
     result = frameworks.check(frameworks.detect_framework(content), content)
     assert result.recipe.precision.compute == compute
     assert not [one for one in result.findings if one.severity == "error"]
@@ -353,8 +356,8 @@ def test_a_format_without_a_section_is_turned_on_by_accelerate(
 
 def test_offloaded_parameters_without_stage_3_are_not_said_to_be_estimated(tmp_path: Path) -> None:
     offload = {"stage": 2, "offload_param": {"device": "cpu"}}
-    content = script(tmp_path, json.dumps({"zero_optimization": offload}), HALF.format(flag="--bf16"))
-    result = frameworks.check(frameworks.detect_framework(content), content, cluster("8xA100-80"))
+    content = script(tmp_path, json.dumps({**AUTO_BATCH, "zero_optimization": offload}), HALF.format(flag="--bf16"))
+    result = frameworks.check(frameworks.detect_framework(content), content, gpus="8xA100-80")
     assert not any("only parameters are offloaded" in note for note in result.notes)
     (low,) = (one for one in result.findings if one.rule == "deepspeed.stage-too-low")
     assert low.fix == ('"zero_optimization": {"stage": 3}',)
