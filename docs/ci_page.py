@@ -70,7 +70,8 @@ of the pull request:
 
 {first}
 `--gpus 8xH100` checks every file on these 8 GPUs. `--gpus H100`, a type alone, checks each file on as many as it asks
-for itself, in its settings or its launch; a file that names no number is then checked on one GPU.
+for itself, in its settings or its launch. A file that names no number is then checked on one GPU; if its layout needs
+several, as with tensor parallelism, only what is wrong on every usual number is reported.
 
 ## Exit codes
 

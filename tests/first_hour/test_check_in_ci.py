@@ -233,6 +233,55 @@ def test_github_annotations_escape_what_the_workflow_reads(meshwright: Any) -> N
     assert (broken.code, broken.out.startswith("::error file=broken.toml")) == (2, True)
 
 
+YAML = Path(__file__).parents[1] / "frameworks" / "automodel" / "sft.yaml"
+DEGREES = """\
+[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+
+[parallelism]
+tensor_parallel_degree = {tp}
+data_parallel_shard_degree = {shard}
+
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 100
+"""
+
+
+def test_a_gpu_type_alone_is_as_many_as_the_layout_needs(meshwright: Any) -> None:
+    text = YAML.read_text()
+    Path("open.yaml").write_text(text.replace("tp_size: 1", "tp_size: 4"))
+    Path("stated.yaml").write_text(text.replace("tp_size: 1", "tp_size: 4").replace("dp_size: none", "dp_size: 4"))
+    Path("one.yaml").write_text(text)
+    Path("open.toml").write_text(DEGREES.format(tp=4, shard=-1))
+    Path("stated.toml").write_text(DEGREES.format(tp=4, shard=4))
+    on = {}
+    for name in ("open.yaml", "stated.yaml", "one.yaml", "open.toml", "stated.toml"):
+        answer = meshwright("check", name, "--gpus", "H200", "--json")
+        assert answer.code == 0, (name, answer.out)
+        assert not [one for one in answer.json["findings"] if one["rule"].startswith(("topology.", "automodel.mesh"))]
+        unknown = any("the number of H200 is unknown" in note for note in answer.json["notes"])
+        on[name] = answer.json["gpus"] or ("any" if unknown else "")
+    assert on == {
+        "open.yaml": "any",
+        "stated.yaml": "2x8xH200",
+        "one.yaml": "1xH200",
+        "open.toml": "any",
+        "stated.toml": "2x8xH200",
+    }
+
+
+def test_what_is_wrong_on_any_number_of_a_gpu_type_is_repaired(meshwright: Any) -> None:
+    Path("heads.yaml").write_text(YAML.read_text().replace("tp_size: 1", "tp_size: 3"))
+    answer = meshwright("check", "heads.yaml", "--gpus", "H200", "--json")
+    assert answer.code == 1
+    assert {one["rule"] for one in answer.json["findings"] if one["severity"] == "error"} >= {"heads.attention"}
+    assert answer.json["repair"]["overrides"] == ["distributed.tp_size: 1"]
+
+
 def test_http_and_mcp_take_rules_but_no_paths() -> None:
     from meshwright.api.verbs import VERBS
 

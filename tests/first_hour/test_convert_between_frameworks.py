@@ -44,6 +44,12 @@ def test_an_attribute_that_bridge_does_not_have_is_reported(meshwright: Any, tmp
     assert "train.py:7 model.bananas was not checked" in found
 
 
+def test_a_misspelled_attribute_is_removed_as_the_program_spells_it(meshwright: Any, tmp_path: Path) -> None:
+    lines = ("cfg.train.train_iter = 2000", "cfg.train.global_batch_size = 100", "cfg.train.micro_batch_size = 3")
+    repair = meshwright("check", bridge(tmp_path, *lines), "--gpus", "8xH200", "--json").json["repair"]
+    assert "without train.train_iter" in repair["overrides"]
+
+
 MIXTRAL = """\
 torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\
     --disable-bias-linear --seq-length 4096 --max-position-embeddings 32768 --num-layers 32 --hidden-size 4096 \\

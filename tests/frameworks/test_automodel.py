@@ -262,6 +262,14 @@ CASES = (
         [("automodel.compile-ignored", "enabled: true\n\nloss_fn")],
         "8xH100",
     ),
+    broken(
+        "names of PEFT",
+        LORA,
+        [("  dim: ", "  lora_rank: "), ("  alpha: ", "  lora_alpha: ")],
+        [("automodel.target-keyword", "lora_rank"), ("automodel.target-keyword", "lora_alpha")],
+        "8xH100",
+    ),
+    Case("the default seed in a block that is not read", replaced(SFT, ("seed: 7", "rng:\n  seed: 42")), gpus="8xH100"),
     broken("ignored seed", SFT, [("seed: 7", "rng:\n  seed: 7")], [("automodel.rng-ignored", "seed: 7")], "8xH100"),
     broken(
         "Slurm block",

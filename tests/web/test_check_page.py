@@ -36,6 +36,12 @@ distributed:
   strategy: fsdp2
   tp_size: 3
 """
+PEFT = """peft:
+  _target_: nemo_automodel.components._peft.lora.PeftConfig
+  match_all_linear: true
+  dim: 16
+"""
+LORA = AUTOMODEL.replace("size: 7", "size: 8").replace("size: 3", "size: 1") + PEFT
 DEEPSPEED = """{"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "train_batch_size": 100,
  "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}"""
 
@@ -74,6 +80,15 @@ def test_fixes_are_written_into_the_file(
     assert kept in page.text
     assert changed in page.text
     assert page.numbers["findings.error"] == 0
+
+
+def test_a_renamed_key_leaves_the_corrected_file(client: Any) -> None:
+    text = LORA.replace("  dim: 16", "  dimm: 16")
+    asked = {"text": text, "name": "run.yaml", "gpus": "8xH100", "corrected": True}
+    answer = client.post("/api/check", json=asked).json()
+    assert [one["fix"] for one in answer["findings"] if one["severity"] == "error"] == [["peft.dim: 16"]]
+    assert answer["corrected"]["text"] == LORA
+    assert client.post("/api/check", json={**asked, "text": LORA}).json()["ok"]
 
 
 def test_a_result_is_linked(client: Any) -> None:

@@ -122,8 +122,9 @@ def _corrected(result: CheckResult, path: str) -> frameworks.FixedText | UnsetTy
     if text is None:
         return UNSET
     errors = [one for one in result.findings if one.severity == "error"] or result.findings
-    fixes = result.repair.overrides if result.repair is not None else [fix for one in errors for fix in one.fix]
-    return frameworks.fixed_text(text, path, fixes)
+    if result.repair is not None:
+        return frameworks.fixed_text(text, path, result.repair.overrides)
+    return frameworks.fixed_text(text, path, frameworks.pasted_fixes(frameworks.open_file(path), errors))
 
 
 def _ignored_part(ignored: frameworks.IgnoredFinding) -> IgnoredFinding:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.initial_weights import in_folder as in_folder
     from meshwright.frameworks.initial_weights import loadable_weights as loadable_weights
     from meshwright.frameworks.initial_weights import weights_to_prepare as weights_to_prepare
+    from meshwright.frameworks.joint_repair import pasted_fixes as pasted_fixes
     from meshwright.frameworks.load import content_of as content_of
     from meshwright.frameworks.load import format_of as format_of
     from meshwright.frameworks.load import open_file as open_file
@@ -86,6 +87,7 @@ __getattr__ = LazyNames(
         "frameworks.applied_fixes": "FixedText fixed_text",
         "frameworks.framework": "Content Framework",
         "frameworks.initial_weights": "in_folder loadable_weights weights_to_prepare",
+        "frameworks.joint_repair": "pasted_fixes",
         "frameworks.load": "content_of format_of open_file",
         "frameworks.mapping": "no_effect",
         "frameworks.model_differences": "as_replaced",

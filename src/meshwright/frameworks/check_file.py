@@ -36,7 +36,14 @@ from meshwright.frameworks.other_versions import with_open_version
 from meshwright.frameworks.result import CheckResult, UnresolvedValue, host_memory_notes
 from meshwright.frameworks.saving import resume_findings, saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
-from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
+from meshwright.frameworks.to_recipe import (
+    ImportedRecipe,
+    alternatives,
+    asked_gpus,
+    clusters_for,
+    complete,
+    import_recipe,
+)
 from meshwright.frameworks.trainer_saving import trainer_saving_findings
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.frameworks.typed_settings import removed_keys, with_typed
@@ -97,6 +104,8 @@ def check(
 
     The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
     """
+    if gpus is not None and is_known(gpus.strip()):
+        gpus = asked_gpus(import_recipe(framework, content, model, list(overrides), goal), gpus.strip())
     result = _check(framework, content, gpus, model, overrides, advice, goal, count=count)
     tried: list[tuple[Content, bool, CheckResult]] = []
 
@@ -217,6 +226,7 @@ def _check(
     notes += host_memory_notes(estimate, candidates[0] if known else None) if buildable else ()
     if hidden:
         notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")
+    left_open = _notes(imported, () if known else candidates, open_fields)
     length = open_length(content.path, imported, recipe)
     if length and not any(one.rule.endswith(NO_LENGTH) for one in findings):
         notes.append(length)
@@ -230,7 +240,7 @@ def _check(
         cluster=candidates[0] if known else None,
         findings=tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.file, f.line))),
         unresolved=tuple(_unresolved(imported)),
-        notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known, open_fields), *notes),
+        notes=(*imported.parsed.notes, *imported.mapped.notes, *left_open, *notes),
         estimate=estimate,
     )
 
@@ -584,7 +594,23 @@ def _of_memory(imported: ImportedRecipe, on: Cluster) -> tuple[str, ...]:
     return (*imported.unknown_fields, *open_fields)
 
 
-def _notes(imported: ImportedRecipe, known: bool, open_fields: Sequence[str]) -> Iterator[str]:
+def _unknown_gpus(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> str:
+    """Return what is not known of the GPUs, their number or their type, and how to say it."""
+    request, types = imported.parsed.gpu_request, {one.gpu.name for one in candidates}
+    gpu = next(iter(types)) if len(types) == 1 else ""
+    if request.count is not None:
+        what, tried = f"the type of the {request.count} GPUs is unknown", "type"
+    elif gpu:
+        what, tried = f"the number of {gpu} is unknown", "number"
+    else:
+        what, tried = "the GPUs are unknown", "count and type"
+    gpus = request.text(gpu or DEFAULT_GPU) or f"8x{gpu or DEFAULT_GPU}"
+    return f"{what}: only findings that hold for every common {tried} are reported (--gpus {gpus})"
+
+
+def _notes(imported: ImportedRecipe, candidates: Sequence[Cluster], open_fields: Sequence[str]) -> Iterator[str]:
+    """Yield what was not checked; `candidates` are the clusters tried in place of unknown GPUs."""
+
     def examples(fields: Sequence[str]) -> str:
         return " ".join(f"{field}={text_of(field_value(imported.recipe, field))}" for field in fields)
 
@@ -606,9 +632,5 @@ def _notes(imported: ImportedRecipe, known: bool, open_fields: Sequence[str]) ->
         yield f"the training program sets some fields: memory is checked if you pass them, e.g. {example}"
     elif run_time:
         yield f"some values are known only when it runs: memory is checked if you pass them, e.g. {examples(run_time)}"
-    if imported.model is not None and not known:
-        count = imported.parsed.gpu_request.count
-        what = "the GPUs are unknown" if count is None else f"the type of the {count} GPUs is unknown"
-        tried = "count and type" if count is None else "type"
-        gpus = imported.parsed.gpu_request.text(DEFAULT_GPU) or f"8x{DEFAULT_GPU}"
-        yield f"{what}: only findings that hold for every common {tried} are reported (--gpus {gpus})"
+    if imported.model is not None and candidates:
+        yield _unknown_gpus(imported, candidates)

@@ -234,6 +234,11 @@ def _removes_new_name(finding: Finding, text: str) -> bool:
     return is_renamed and any(_key(one) == _key(text) and not one.startswith("without ") for one in finding.fix)
 
 
+def pasted_fixes(content: Content, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return the fixes of single findings as all that is to be changed: a key that another one replaces is removed."""
+    return tuple(_as_pasted(content, [(one, text) for one in findings for text in one.fix]))
+
+
 def _as_pasted(content: Content, parts: Sequence[Part]) -> Iterator[str]:
     """Yield all settings; a key that another replaces is removed explicitly."""
     texts = [text for finding, text in parts if not _removes_new_name(finding, text)]
@@ -249,7 +254,7 @@ def _as_pasted(content: Content, parts: Sequence[Part]) -> Iterator[str]:
 
 def _spelled(content: Content, key: str) -> str:
     """Return a key as the file spells it."""
-    if content.settings:
+    if content.settings or content.format == "python":
         return key
     typed = (as_typed(one, key) for one in argument_lists(content))
     return next(filter(None, typed), f"--{key.lstrip('-').replace('_', '-')}")

@@ -26,6 +26,7 @@ from meshwright.recipes.values import bare_type
 
 GPUS = ("H100", "A100-80", "H200", "B200", "GB200")
 """GPU types to try if a file names none; a finding must hold on all of them."""
+ANY_NUMBER = "*x"  # before a GPU type: as many as the layout can have; nobody types it
 WORLD_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8
 INT_CANDIDATES = (1, 2, 4, 8, 16, 64, 512)
@@ -158,12 +159,21 @@ def complete(imported: ImportedRecipe, on: Cluster) -> Recipe:
     return completed if steps is None else override.change(completed, {WARMUP: steps})[0]
 
 
+def asked_gpus(imported: ImportedRecipe, gpu: str) -> str:
+    """Return as many GPUs of a type as the file's layout has; any number if it needs several and leaves it open."""
+    request, worlds = imported.parsed.gpu_request, list(_worlds(imported))
+    if request.count is not None or worlds[0] == 1:
+        return gpu
+    return str(_cluster(worlds[0], request.gpus_per_node, gpu)) if len(worlds) == 1 else f"{ANY_NUMBER}{gpu}"
+
+
 def clusters_for(imported: ImportedRecipe, gpus: str | None) -> tuple[bool, list[Cluster]]:
     """Return whether the GPUs are known, and the cluster, or all candidate clusters."""
-    if gpus is not None:
+    any_of = gpus.removeprefix(ANY_NUMBER) if gpus is not None and gpus.startswith(ANY_NUMBER) else ""
+    if gpus is not None and not any_of:
         return True, [cluster(gpus)]
     request = imported.parsed.gpu_request
-    gpu = request.gpu if is_known(request.gpu) else ""  # a site has names of its own: gpu:ampere:4
+    gpu = any_of or (request.gpu if is_known(request.gpu) else "")  # a site has names of its own: gpu:ampere:4
     if request.count is not None and gpu:
         return True, [_cluster(request.count, request.gpus_per_node, gpu)]
     types = (gpu,) if gpu else GPUS

@@ -21,6 +21,7 @@ MOST = 12  # findings whose fixes are tried; more are rare, and each costs a che
 REPLACED = (
     "key.", "deepspeed.renamed", "automodel.nan-check", "automodel.rng-ignored", "torchtitan.other-version",
     "torchtitan.toml-removed", "megatron-bridge.unknown-flag", "automodel.optimizer-argument",
+    "automodel.target-keyword", "automodel.key-ignored",
 )  # fmt: skip
 """Rules about a key itself: the fix replaces its line."""
 NOT_FOUND = "no change of this file's settings was found that resolves it"

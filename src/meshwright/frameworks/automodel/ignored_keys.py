@@ -85,9 +85,9 @@ def _rng_ignored(ctx: RuleContext) -> Problem | None:
         return None
     key = "rng.seed" if ctx.is_set("rng.seed") else keys[0]
     seed, used = ctx.get("rng.seed"), ctx.get("seed", 42)
-    if ctx.is_set("seed") and seed == used:
+    if seed == used:
         return None  # the block repeats the seed that the run uses
-    if seed is None or seed == used:
+    if seed is None:
         return Problem(f"the rng block is ignored; the run uses seed={used}", (), key=key)
     return Problem(f"rng.seed={seed} is ignored: the run uses seed={used}", (format_setting("seed", seed),), key=key)
 

@@ -182,6 +182,12 @@ POSITIVE = re.compile(r"num_epochs|(\w+_)?batch_size|seq_len(gth)?|max_length")
 """Names of keys that are numbers, and of those that are above 0."""
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none", "null", "")
 NOT_A_KERNEL = ("none", "null", "", "te", "ffpa", "magi")  # the last three are AutoModel's own
+OF_OTHER_LIBRARIES = {
+    **dict.fromkeys(("peft.r", "peft.rank", "peft.lora_r", "peft.lora_rank"), "dim"),
+    "peft.lora_alpha": "alpha",
+    "peft.lora_dropout": "dropout",
+}
+"""Keys that PEFT and front ends have -> AutoModel's."""
 SPECIAL = ("_target_", "_partial_", "_args_")
 MODEL_KEYWORDS = (
     "trust_remote_code", "torch_dtype", "attn_implementation", "pretrained_model_name_or_path", "use_liger_kernel",
@@ -242,7 +248,7 @@ def _keywords(ctx: RuleContext) -> Iterator[Problem]:
         found = names.find(owner, name)
         if found is None:
             reported.add(f"{section}.{name}")
-            near = names.near(owner, name)
+            near = OF_OTHER_LIBRARIES.get(f"{section}.{name}", "") or names.near(owner, name)
             short = owner.removesuffix("()").rpartition(".")[2]
             ignored = section == "fp8"
             what = f"the {section} section ignores {name}" if ignored else f"{short} does not accept {name}"

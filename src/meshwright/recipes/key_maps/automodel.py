@@ -298,10 +298,6 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("peft.dropout", "peft.dropout", default=0.0),
     ConfigKey("peft.lora_dtype", default=None),
     ConfigKey("peft.use_dora", default=False, type="bool"),
-    *(
-        ConfigKey(f"peft.{old}", status="removed", replacement=f"peft.{new}: …")
-        for old, new in (("r", "dim"), ("rank", "dim"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout"))
-    ),
     ConfigKey("quantization.load_in_4bit", default=False, type="bool"),
     ConfigKey("quantization.load_in_8bit", default=False, type="bool"),
     ConfigKey("fp8.enabled", default=False, type="bool"),
