@@ -139,6 +139,18 @@ def test_a_file_exported_for_its_own_framework_keeps_its_settings(
         assert written == text or framework == "megatron-lm" or "train.steps=1000" in words, name
 
 
+def test_a_file_whose_batch_cannot_be_divided_keeps_all_but_the_correction(meshwright: Any, tmp_path: Path) -> None:
+    more = "\nwandb:\n  project: chats\n"
+    text = (AUTOMODEL / "sft.yaml").read_text().replace("tp_size: 1", "tp_size: 3") + more
+    text = text.replace("batch_size: 64", "batch_size: 60").replace("local_batch_size: 1", "local_batch_size: 4")
+    (tmp_path / "chats.yaml").write_text(text)
+    fixes = ("step_scheduler.local_batch_size=3", "distributed.tp_size=2")
+    words = ("export", str(tmp_path / "chats.yaml"), "--to", "automodel", "--gpus", "8xH200", *fixes, "--json")
+    answer = meshwright(*words).json
+    corrected = text.replace("local_batch_size: 4", "local_batch_size: 3").replace("tp_size: 3", "tp_size: 2")
+    assert next(iter(answer["files"].values())) == corrected
+
+
 def test_a_job_of_a_torchtitan_file_changes_only_what_it_must(meshwright: Any, tmp_path: Path) -> None:
     path = tmp_path / "titan.toml"
     path.write_text(TITAN)

@@ -156,9 +156,12 @@ class Job(msgspec.Struct, frozen=True):
             raise InputError(reason, "checkpoint.pretrained", str(found.value), fix)
 
     def require_expanded(self, written: ExportedConfig) -> None:
-        """Raise InputError if a config has a path of the environment: only scripts expand it."""
+        """Raise InputError if a config has a path of the environment: scripts expand it, and the user's own file."""
         fields = {key: str(field_value(self.recipe, key)) for key in frameworks.ENVIRONMENT_PATHS}
+        own = self.imported.content.text if self.imported and self.imported.framework.name == written.framework else ""
         for key, text in fields.items():
+            if text in own:
+                continue
             inside = [name for name, file in written.files.items() if text in file and not name.endswith(SCRIPTS)]
             if frameworks.variables_in([text]) and inside and self.imported is not None:
                 reason = f"{self.imported.content.path} takes it from the environment, which {inside[0]} cannot"

@@ -81,7 +81,7 @@ def _patched(
         return _only_program(imported, target, own, recipe, on)
     try:
         original, original_model = _original(imported, own)
-        base = write(framework, original, original_model, own)
+        base, corrected = _base(framework, original, original_model, own, target, recipe)
         before, after = file.settings_of(base), file.settings_of(target)
         known = {one.field for one in differences(framework, target, recipe, model, on)}
         known |= _of_the_arguments(framework, file.settings) | imported.settings.parsed.program.sources.keys()
@@ -89,7 +89,7 @@ def _patched(
         known |= {field for field in recipe_fields() if _keys_of(framework, field) & autos}
         refused = _refused(imported)
         requested = {key for key in (*before, *after) if before.get(key, UNSET) != after.get(key, UNSET)}
-        requested |= {key for key, one in file.settings.items() if one.unresolved or key in refused}
+        requested |= corrected | {key for key, one in file.settings.items() if one.unresolved or key in refused}
         requested |= _of_the_model(imported, file.settings, after, model)
         if job:
             requested |= _of_the_job(framework, file.settings, after)
@@ -117,6 +117,22 @@ def _patched(
     except InputError:
         return None
     return None
+
+
+def _base(
+    framework: Framework, original: Recipe, model: ModelSpec, own: Cluster, target: ExportedConfig, recipe: Recipe
+) -> tuple[ExportedConfig, set[str]]:
+    """Return the export of the file as it is; the requested one with the keys that differ if that cannot be written."""
+    try:
+        return write(framework, original, model, own), set()
+    except InputError:
+        fields = (
+            field
+            for field in recipe_fields()
+            if not is_same(field, field_value(original, field), field_value(recipe, field))
+        )
+        changed = {key for field in fields for key in _keys_of(framework, field)}
+        return msgspec.structs.replace(target, notes=()), changed
 
 
 def _original(imported: ImportedFile, own: Cluster) -> tuple[Recipe, ModelSpec]:
