@@ -334,3 +334,18 @@ def test_a_fix_for_scarce_memory_is_the_one_that_costs_least(meshwright: Any, tm
     fixed = meshwright(*asked, *finding["fix"], "--json").json
     assert fixed["estimate"]["step_s"] < 1.05 * found["estimate"]["step_s"]
     assert not [one for one in fixed["findings"] if one["rule"].startswith("memory.")]
+
+
+def test_a_fix_for_scarce_memory_keeps_the_recompute_that_it_counts_on(meshwright: Any) -> None:
+    asked = ("recommend", "llama3-8b", "--gpus", "8xRTX4090", "--goal", "peft")
+    [finding] = [one for one in meshwright(*asked, "--json").json["findings"] if one["rule"] == "memory.uncertain"]
+    fixed = meshwright(*asked, *finding["fix"], "--json").json
+    assert "memory.uncertain" not in [one["rule"] for one in fixed["findings"]]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("qwen3-30-a3b", "qwen3_30b_a3b"), ("qwen3-vl-30-a3b", "qwen3_vl_30b_a3b")]
+)
+def test_a_mistyped_text_model_means_no_model_with_images(meshwright: Any, typed: str, meant: str) -> None:
+    found = meshwright("recommend", typed, "--gpus", "8xH100", "--goal", "pretrain", "--json")
+    assert found.json["error"]["fix"] == [meant]

@@ -15,6 +15,7 @@ import msgspec
 from meshwright import extensions, file_access, hub
 from meshwright.errors import InputError, unknown
 from meshwright.notes import note
+from meshwright.similar import closest
 
 from .class_names import note_unknown_class
 from .reader import load_config, spec_from_config
@@ -140,13 +141,24 @@ def quantized_bits(text: str) -> int:
 
 def _unknown_name(text: str, not_on_hub: InputError | None = None) -> InputError:
     """Return the error for a model that is not in the catalogue, with the way to plan it anyway."""
-    error = unknown("model", text, names(), "meshwright models")
+    error = unknown("model", text, _meant_by(text), "meshwright models")
     if not error.fix and (near := _of_type(text)):
         error = InputError(f"unknown model {text}; did you mean {' or '.join(near)}?", "model", text, near)
     other, fix = "for any other model give its config.json", error.fix
     if not_on_hub is not None:
         other, fix = f"{not_on_hub.reason}; {other}", (*error.fix, *not_on_hub.fix)
     return InputError(f"{error.reason.removesuffix('?')}; {other}", error.field, error.value, fix)
+
+
+def _meant_by(text: str) -> tuple[str, ...]:
+    """Return the models that a mistyped name may mean: only those for text if the nearest one is."""
+    nearest = closest(text, names(), 1)
+    texts = tuple(name for name in names() if not _has_images(name))
+    return texts if nearest and nearest[0] in texts else names()
+
+
+def _has_images(name: str) -> bool:
+    return "vision_config" in _entries()[name]["config"]
 
 
 def _of_type(text: str) -> list[str]:

@@ -179,9 +179,7 @@ def _with_cost(finding: Finding, case: Case, typed: frozenset[str]) -> Finding:
         cost = _step_s(trial) / before - 1
         less = float(costs.memory(trial).total) < float(costs.memory(case).total)
         if less and cost < slower and not any(bool(one.broken(trial)) for one in kept):
-            stated = changed | (
-                {"micro_batch_size"} - typed if changed & {*DEGREES} else set()
-            )  # else a search grows it
+            stated = changed | ({*change} - typed if changed & {*DEGREES} else set())  # else a search grows them
             slower, fix = cost, as_overrides({n: value for n, value in change.items() if n in stated})
     message = f"{finding.message}; its fix takes {slower:.0%} longer per step"
     return msgspec.structs.replace(finding, fix=fix, message=message if slower >= WORTH_SAYING else finding.message)
@@ -192,11 +190,12 @@ def _milder(case: Case) -> Iterator[Change]:
 
     Also twice a degree that splits samples or experts.
     """
-    size = {"micro_batch_size": int(case.micro_batch_size)}
-    yield {"cp": 2 * int(case.cp), **size}
-    yield {"tp": 2 * int(case.tp), "sp": True, **size}
+    frugal = {name: getattr(case, name) for name in ("recompute", "recompute_modules", "recompute_layers")}
+    kept = {"micro_batch_size": int(case.micro_batch_size)} | {n: v for n, v in frugal.items() if v and v != "none"}
+    yield {"cp": 2 * int(case.cp), **kept}
+    yield {"tp": 2 * int(case.tp), "sp": True, **kept}
     if case.is_moe:
-        yield {"ep": 2 * int(case.ep), **size}
+        yield {"ep": 2 * int(case.ep), **kept}
     if case.strategy == "fsdp2" and not bool(case.reshard_after_forward):
         yield {"reshard_after_forward": True}
     for modules in module_sets(case):
