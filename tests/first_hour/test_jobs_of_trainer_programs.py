@@ -181,3 +181,31 @@ def test_a_dataset_is_checked_without_options_of_a_recipe(option: tuple[str, str
     assert f"{option[0]}={option[1]}: has no effect on a dataset" in answer.err
     assert f"meshwright check RECIPE {' '.join(option)} data.dataset=data/train.jsonl" in answer.err
     assert meshwright("check", "data/train.jsonl").code == 0
+
+
+PROGRAM = """from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+tok = AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-1B")
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B")
+ds = load_dataset("json", data_files="data/train.jsonl", split="train")
+ds = ds.map(lambda row: tok(row["text"], truncation=True, max_length=4096), batched=True)
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, learning_rate=1e-5, bf16=True, max_steps=100,
+    gradient_checkpointing=True, deepspeed="configs/ds.json")
+Trainer(model=model, args=args, train_dataset=ds).train()
+"""
+
+
+@pytest.mark.parametrize("target", ["mine.py", "mine.sh"])
+def test_a_program_that_names_its_config_in_code_is_run_with_it(meshwright: Any, target: str) -> None:
+    Path("mine.py").write_text(PROGRAM)
+    Path("mine.sh").write_text("torchrun --nproc_per_node 8 mine.py\n")
+    answer = meshwright("launch", target, *SLURM, "jobs", "layout.offload=optimizer", "optimizer.lr=2e-5")
+    assert answer.code == 0, answer.err
+    (job,) = Path("jobs").glob("*.sbatch")
+    assert _command(job.read_text()).split(" &")[0].endswith("mine.py")
+    written = json.loads(Path("jobs/configs/ds.json").read_text())
+    assert written["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert written["train_batch_size"] == "auto"
+    assert "set it in mine.py: learning_rate=2e-05" in answer.err
+    assert not list(Path("jobs").glob("*.py"))

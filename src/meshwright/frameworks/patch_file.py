@@ -43,6 +43,7 @@ OF_THE_LAUNCHER = re.compile(
 )
 """Variables that the job of an export sets itself, or that name parts of it."""
 ROUNDS = 3
+TRAINS = re.compile(r"\.train\(")
 
 
 class Patched(NamedTuple):
@@ -59,7 +60,7 @@ def patch(
 
     A `job` saves and resumes where the export says so, if the file does not say it.
     """
-    found = _patched(imported, target, recipe, model, on, job=job)
+    found = _patched(_as_command(imported) if job else imported, target, recipe, model, on, job=job)
     env = imported.settings.parsed.env
     if found is None or not env:
         return found
@@ -67,6 +68,17 @@ def patch(
     own = {name: env[name].location for name, value in variables(env).items() if written.program.env.get(name) == value}
     program = msgspec.structs.replace(written.program, env_places=own)
     return found._replace(written=msgspec.structs.replace(written, program=program))
+
+
+def _as_command(imported: ImportedFile) -> ImportedFile:
+    """Return a program that trains as the command that starts it: a job runs the user's program, not another one."""
+    content, parsed = imported.content, imported.settings.parsed
+    if content.format != "python" or imported.framework.name not in ARGUMENTS_FILE or not TRAINS.search(content.text):
+        return imported
+    argv = (SourcedValue(Path(content.path).name, 1, content.path),)
+    program = msgspec.structs.replace(parsed.program, argv=argv, fixed_in=parsed.program.fixed_in or content.path)
+    settings = msgspec.structs.replace(imported.settings, parsed=msgspec.structs.replace(parsed, program=program))
+    return msgspec.structs.replace(imported, settings=settings)
 
 
 def _patched(
@@ -391,9 +403,10 @@ def _source(imported: ImportedFile) -> _File | None:
         return _FlagScript(imported) if "yaml_cfg" not in parsed.settings else None
     if content.settings:
         return _ConfigFile(content, {})
-    names = {one.file for one in parsed.settings.values() if one.file != content.path}
-    if content.format != "shell" or len(names) != 1 or not (name := names.pop()).endswith(STRUCTURED):
+    names = {one.file for one in parsed.settings.values() if one.file.endswith(STRUCTURED)}
+    if content.format not in ("shell", "python") or len(names) != 1:
         return None
+    name = names.pop()
     known = config_keys(imported.framework.key_map)
     command = {key: one for key, one in parsed.settings.items() if one.file == content.path and key in known}
     if imported.framework.key_map in ("deepspeed", "accelerate"):  # its arguments are those of the program

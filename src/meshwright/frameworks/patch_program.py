@@ -35,6 +35,7 @@ def keep_program(
     words = [_word(one, variables) for one in program.argv]
     expanded = {word for word, one in zip(words, program.argv, strict=True) if one.unresolved and _is_expanded(word)}
     named = str(getattr(program.given.get("deepspeed") or program.given.get("deepspeed_config"), "value", ""))
+    in_code = bool(named) and named not in words  # which opens its config by that name
     words = [config if named and word == named else word for word in words]
     if fixed := {name: value for name, value in changes.items() if program.place_in_code(name)}:  # ignores flags
         by_argument = {argument: field for field, argument in program.sources.items()}
@@ -61,7 +62,11 @@ def keep_program(
     return msgspec.structs.replace(
         written,
         files={
-            **{name: text for name, text in written.files.items() if name not in (*written.program.modules, PROGRAM)},
+            **{
+                named if name == config and in_code else name: text
+                for name, text in written.files.items()
+                if name not in (*written.program.modules, PROGRAM)
+            },
             **data,
         },
         program=Program(
