@@ -167,10 +167,32 @@ def test_bridges_of_pcie_cards_are_assumed_and_printed(meshwright: Any, tmp_path
     assert not _assumed(meshwright(*words, "1xA100-PCIe-80", "--json").json, "links")
     assert not _assumed(meshwright(*words, "2xA100-80", "--json").json, "links")
     file = tmp_path / "pc.toml"
-    file.write_text('gpu = "A100-PCIe-80"\ngpus_per_node = 2\nlink = "pcie"\nnvlink_gb_s = 32\n')
-    assert 'link = "pcie" and nvlink_gb_s = 32' in line  # what the line names is accepted, and tp=2 costs more
+    file.write_text('gpu = "A100-PCIe-80"\ngpus_per_node = 2\nnvlink_domain = 1\n')
+    assert "nvlink_domain = 1" in line  # what the line names is accepted, and tp=2 costs more
     times = [meshwright(*words, one, "layout.tp=2", "--json").json for one in ("2xA100-PCIe-80", str(file))]
     assert times[0]["estimate"]["step_s"] < times[1]["estimate"]["step_s"]
+
+
+def test_gpus_of_a_node_that_nvlink_does_not_connect_communicate_over_pcie(meshwright: Any, tmp_path: Path) -> None:
+    words = ("--goal", "lora", "layout.strategy=fsdp2", "layout.tp=1", "layout.cp=1", "--json")
+
+    def step(*lines: str) -> tuple[float, dict[str, Any]]:
+        file = tmp_path / "clinic.toml"
+        file.write_text("\n".join(('gpu = "A6000"', *lines)))
+        answer = meshwright("estimate", "qwen3-14b", "--gpus", str(file), *words).json
+        return answer["estimate"]["step_s"], answer
+
+    none, answer = step("nvlink_domain = 1")
+    assert not _assumed(answer, "network")  # one node has none
+    assert step("nvlink_domain = 1", 'network_gb_s = "800 Gb/s"')[0] == none
+    assert step("nvlink_domain = 4", 'link = "pcie"', "nvlink_gb_s = 31.5")[0] == none
+    pairs, _ = step()
+    assert pairs < none  # both members of a pair carry the traffic to the other pair
+    two = ("nvlink_domain = 1", "nodes = 2")
+    words = (*words, "layout.dp_shard=8", "layout.dp_replicate=1")
+    assert step(*two, "network_gb_s = 0.5")[0] > 1.5 * step(*two)[0]  # between nodes it is the network
+    (line,) = _assumed(meshwright("estimate", "qwen3-14b", "--gpus", "4xA6000", *words).json, "links")
+    assert "2 of the 4 GPUs of a node (56.25 GB/s per GPU), PCIe the others (31.5 GB/s)" in line
 
 
 def test_a_cluster_file_sets_the_links_of_superchips(meshwright: Any, tmp_path: Path) -> None:

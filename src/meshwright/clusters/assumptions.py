@@ -28,7 +28,6 @@ CARDS = {
     "H200": "the SXM5 card; write H200-NVL for the PCIe card",
 }
 """Boards that come as full nodes; fewer GPUs may also be PCIe cards under the same name."""
-PCIE_ONLY = 'link = "pcie" and nvlink_gb_s = 32 (PCIe 4.0 x16; 63 with 5.0)'
 _MEMORY_VARIANTS = {normalize_name(name): f"{name} means {text}" for name, text in MEMORY_VARIANTS.items()}
 _CARDS = {normalize_name(name): f"{name} means {text}" for name, text in CARDS.items()}
 
@@ -65,7 +64,7 @@ def nodes_assumed(found: Cluster) -> Iterator[Assumption]:
 
 def network_assumed(found: Cluster) -> Iterator[Assumption]:
     """Yield the network of each GPU where several nodes need one: that of the cluster file, or the usual one."""
-    if found.world <= found.nvlink_domain:
+    if found.nodes == 1 or found.world <= found.nvlink_domain:
         return
     each, known = found.gpus_per_node, found.gpu
     value = f"{8 * known.network_gb_s:g} Gb/s per GPU"
@@ -92,11 +91,14 @@ def links_assumed(found: Cluster) -> Iterator[Assumption]:
     """Yield which GPUs fast links are taken to connect, where systems with the same GPU differ."""
     text, known = _links(found), found.gpu
     if text:
-        keys = "nvlink_domain, nvlink_gb_s and link" if known.link == "pcie" else "nvlink_domain"
+        keys = "nvlink_domain, nvlink_gb_s and link" if known.link == "pcie" else "nvlink_domain (1 for none)"
         hint = f"for other links set {keys} in a cluster file"
         if _are_bridged(found):
-            hint = f"for cards without bridges set {PCIE_ONLY} in a cluster file"
-        yield Assumption("links", str(found.nvlink_domain), f"{text} ({known.nvlink_gb_s:g} GB/s per GPU); {hint}")
+            hint = "for cards without bridges set nvlink_domain = 1 in a cluster file"
+        rates = f"({known.nvlink_gb_s:g} GB/s per GPU)"
+        if found.nvlink_domain < found.gpus_per_node:
+            rates += f", PCIe the others ({known.pcie_gb_s:g} GB/s)"
+        yield Assumption("links", str(found.nvlink_domain), f"{text} {rates}; {hint}")
 
 
 def _links(found: Cluster) -> str:

@@ -11,6 +11,11 @@ from meshwright.display import Entry, Readable, Row
 GpuArch = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin", "cdna3", "cdna4"]
 AMD_ARCHS: tuple[GpuArch, ...] = ("cdna3", "cdna4")
 GpuLink = Literal["nvlink", "xgmi", "pcie"]
+PCIE_GB_S: dict[GpuArch, float] = {  # x16 in one direction, of the generation of each architecture's data center cards
+    **dict.fromkeys(("volta", "turing"), 15.75),
+    **dict.fromkeys(("ampere", "ada"), 31.5),
+    **dict.fromkeys(("hopper", "blackwell", "rubin", "cdna3", "cdna4"), 63.0),
+}
 
 
 class Gpu(Entry, msgspec.Struct, frozen=True):
@@ -35,6 +40,11 @@ class Gpu(Entry, msgspec.Struct, frozen=True):
 
     def __hash__(self) -> int:
         return hash(self.name)  # a dict of peaks has no hash
+
+    @property
+    def pcie_gb_s(self) -> float:
+        """GPU to GPU over PCIe x16, which connects the GPUs of a node that NVLink does not."""
+        return self.nvlink_gb_s if self.link == "pcie" else PCIE_GB_S[self.arch]
 
 
 class Assumption(msgspec.Struct, frozen=True):

@@ -103,7 +103,8 @@ class MachineProfile(Entry, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         """Return the calibration with this machine's numbers in place of its architecture's."""
         arch = gpu(self.gpu).arch
         known = to.gpus[arch]
-        changes: dict[str, Any] = {name: getattr(self, name) for name in ("hbm", "link", "network")}
+        link = "pcie" if gpu(self.gpu).link == "pcie" else "link"
+        changes: dict[str, Any] = {"hbm": self.hbm, link: self.link, "network": self.network}
         calibrated = msgspec.structs.replace(
             known,
             matmul={**known.matmul, **self.matmul},

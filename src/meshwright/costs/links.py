@@ -1,4 +1,4 @@
-"""Seconds of collectives over NVLink or the network."""
+"""Seconds of collectives over NVLink, PCIe or the network."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ def _members(case: Case, stride: Column, size: Column) -> Column:
     return larger(smaller(case.nvlink_domain // larger(stride, 1), size), 1)
 
 
+def _beyond(case: Case, speed: Speeds, stride: Column, size: Column) -> Column:
+    """Return bytes per second and GPU between NVLink domains: over PCIe inside a node, else over the network."""
+    return where(stride * size <= case.gpus_per_node, speed.pcie, speed.network)
+
+
 def group_rate(case: Case, speed: Speeds, stride: Column, size: Column) -> Column:
     """Return bytes per second and GPU of a ring over `size` ranks that are `stride` apart.
 
     Inside one NVLink domain it is NVLink. Beyond, every domain has domain / stride members of the ring, which share the
-    traffic between domains over that many network ports.
+    traffic between domains over that many PCIe links or network ports.
     """
-    across = smaller(_members(case, stride, size) * speed.network, speed.link)
+    across = smaller(_members(case, stride, size) * _beyond(case, speed, stride, size), speed.link)
     return where(stride * size <= case.nvlink_domain, speed.link, across)
 
 
@@ -44,10 +49,10 @@ def gather_s(
 
 
 def all_to_all_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, size: Column) -> Column:
-    """Return seconds of an all-to-all of `sent_bytes` per rank; other domains are reached over its network port."""
+    """Return seconds of an all-to-all of `sent_bytes` per rank; other domains are reached over its own port."""
     near = _members(case, stride, size)
     inside = sent_bytes * (near - 1) / size / speed.link
-    outside = sent_bytes * (size - near) / size / speed.network
+    outside = sent_bytes * (size - near) / size / _beyond(case, speed, stride, size)
     return (size > 1) * (larger(inside / speed.chip.all_to_all, outside) + start_s(case, speed, stride, near))
 
 
@@ -61,11 +66,11 @@ def forwarding_all_to_all_s(
     """
     near = _members(case, stride, size)
     inside = to_ranks * (size - 1) / size / speed.link
-    outside = to_domains * (size - near) / size / speed.network
+    outside = to_domains * (size - near) / size / _beyond(case, speed, stride, size)
     return (size > 1) * (larger(inside / speed.chip.all_to_all, outside) + start_s(case, speed, stride, near))
 
 
 def neighbor_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, size: Column) -> Column:
     """Return seconds of a send to the next rank; the slowest hop of the ring counts."""
-    rate = where(stride * size <= case.nvlink_domain, speed.link, speed.network)
+    rate = where(stride * size <= case.nvlink_domain, speed.link, _beyond(case, speed, stride, size))
     return sent_bytes / rate + speed.shared.latency_s

@@ -68,7 +68,8 @@ REQUIRED = (
 # Values that may differ between the rows of one batch; all others must be equal.
 COLUMNS = (
     "tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "sp", "micro_batch_size", "recompute", "strategy",
-    "pp_schedule", "world", "nvlink_domain", "global_batch_size", "seq_length", "embedding_as_layer", "head_as_layer",
+    "pp_schedule", "world", "nvlink_domain", "gpus_per_node", "global_batch_size", "seq_length", "embedding_as_layer",
+    "head_as_layer",
 )  # fmt: skip
 USUAL_TOKENS = 16384
 CONTRADICTION = "the row contradicts itself"
@@ -449,7 +450,8 @@ def _layout(
     group = group if group and dp % group == 0 else dp
     return {
         "tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "etp": etp, "sp": sp, "strategy": strategy, "world": world,
-        "nvlink_domain": place.nvlink_domain, "micro_batch_size": micro, "global_batch_size": batch,
+        "nvlink_domain": place.nvlink_domain, "gpus_per_node": place.gpus_per_node,
+        "micro_batch_size": micro, "global_batch_size": batch,
         "seq_length": as_int(row, "seq_len"), "pp_schedule": schedule,
         "stage_layers": given,
         "dp_shard": group, "dp_replicate": dp // group, "embedding_as_layer": ends[0], "head_as_layer": ends[1],

@@ -64,7 +64,8 @@ class Speeds(msgspec.Struct, frozen=True):
     scan: float
     hbm: float  # bytes/s
     link: float  # bytes/s inside an NVLink domain
-    network: float  # bytes/s between domains
+    pcie: float  # bytes/s between the domains of a node
+    network: float  # bytes/s between nodes
     traffic: float  # bytes moved by memory-bound kernels over perfectly fused ones
 
 
@@ -77,6 +78,7 @@ def speeds(case: Case) -> Speeds:
     peak, share = peak_flops(case, half), min(chip.matmul[half] * engine.matmul, chip.matmul_limit)
     tuned = clock * share / chip.matmul[half]
     hbm = gpu.hbm_gb_s * 1e9 * chip.hbm
+    pcie = gpu.pcie_gb_s * 1e9 * (chip.link if chip.pcie is None else chip.pcie)
     kernel = getattr(case, "attention_kernel", "") or engine.attention
     return Speeds(
         gpu=gpu,
@@ -92,7 +94,8 @@ def speeds(case: Case) -> Speeds:
         softmax=profiles.shared.head_width * chip.softmax.get(gpu.name, chip.softmax.get("usual", 1.0)),
         scan=hbm * profiles.shared.scan * chip.scan,
         hbm=hbm,
-        link=gpu.nvlink_gb_s * 1e9 * (chip.pcie if gpu.link == "pcie" and chip.pcie is not None else chip.link),
+        link=pcie if gpu.link == "pcie" else gpu.nvlink_gb_s * 1e9 * chip.link,
+        pcie=pcie,
         network=gpu.network_gb_s * 1e9 * chip.network,
         traffic=engine.traffic_compiled if case.compile else engine.traffic,
     )
