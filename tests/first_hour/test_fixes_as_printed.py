@@ -349,3 +349,14 @@ def test_a_fix_for_scarce_memory_keeps_the_recompute_that_it_counts_on(meshwrigh
 def test_a_mistyped_text_model_means_no_model_with_images(meshwright: Any, typed: str, meant: str) -> None:
     found = meshwright("recommend", typed, "--gpus", "8xH100", "--goal", "pretrain", "--json")
     assert found.json["error"]["fix"] == [meant]
+
+
+def test_a_lower_rate_keeps_the_end_of_the_decay_and_says_nothing(meshwright: Any, tmp_path: Path) -> None:
+    """The end of the decay followed the rate as if it had been typed: 2e-9, with a note on the trial."""
+    text = (Path(__file__).parents[1] / "frameworks" / "automodel" / "sft.yaml").read_text()
+    file = tmp_path / "sft.yaml"
+    file.write_text(text.replace("lr: 1e-5", "lr: 5.0e-3"))
+    answer = meshwright("check", str(file), "--gpus", "8xH200", "--json")
+    (rate,) = (one for one in answer.json["findings"] if one["rule"] == "learning_rate.fine-tuning")
+    assert rate["fix"] == ["optimizer.lr: 1.0e-05"]
+    assert answer.err == ""

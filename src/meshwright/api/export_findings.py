@@ -82,7 +82,7 @@ def _with_working_fix(
     works: list[tuple[str, ...]] = []
     for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
         with suppress(InputError):
-            changed = override.apply(checked.recipe, fix)
+            changed = override.apply_fix(checked.recipe, fix)
             written = frameworks.export(theirs, changed, checked.model, checked.cluster)
             after = framework_findings(theirs, written, checked.model, checked.cluster)
             if finding.rule in {one.rule for one in after}:

@@ -49,6 +49,7 @@ from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.frameworks.typed_settings import removed_keys, with_typed
 from meshwright.frameworks.types import as_int
 from meshwright.models import ModelSpec
+from meshwright.notes import no_notes
 from meshwright.planner import as_overrides, case_of, find_repair_of_file
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
@@ -113,7 +114,8 @@ def check(
         for known, fixed, after in tried:  # single fixes, their combinations and the repair are often the same file
             if fixed == fixes and known == changed:
                 return after
-        after = _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes, count=count)
+        with no_notes():
+            after = _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes, count=count)
         tried.append((changed, fixes, after))
         return after
 
@@ -470,7 +472,7 @@ def their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> t
     framework, model = imported.framework, imported.model
     if not fix or model is None:
         return ()
-    changed = override.apply(recipe, fix)
+    changed = override.apply_fix(recipe, fix)
     of_program = program_fields(imported)
     fields = [one for one in relevant_fields(changed, model) if one not in of_program]
     before, _ = to_settings(framework, recipe, fields)

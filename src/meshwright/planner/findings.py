@@ -166,7 +166,7 @@ def _drop_useless_fixes(findings: Iterable[Finding], case: Case, typed: Collecti
 def _with_cost(finding: Finding, case: Case, typed: frozenset[str]) -> Finding:
     """Return advice on memory with its cheapest fix, and with the step time that this costs, if it is much."""
     before = float(case.cached(costs.estimate).step_s)
-    slower = _step_s(case.rebuild(override.apply(case.recipe, finding.fix))) / before - 1
+    slower = _step_s(case.rebuild(override.apply_fix(case.recipe, finding.fix))) / before - 1
     if slower < WORTH_SAYING:
         return finding
     rule, fix = rules.all_rules()[finding.rule], finding.fix
@@ -210,6 +210,6 @@ def _step_s(case: Case) -> float:
 
 
 def _helps(finding: Finding, case: Case) -> bool:
-    price = costs.estimate(case.rebuild(override.apply(case.recipe, finding.fix)))
+    price = costs.estimate(case.rebuild(override.apply_fix(case.recipe, finding.fix)))
     headroom = has_headroom(float(price.memory.total), case)
     return headroom and float(price.step_s) <= ADVISE_BELOW * float(case.cached(costs.estimate).step_s)

@@ -13,7 +13,7 @@ import msgspec
 
 from meshwright.errors import InputError, closest
 from meshwright.models import config_json_keys, not_a_model
-from meshwright.notes import note
+from meshwright.notes import no_notes, note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import (
     REMOVED_KEYS,
@@ -69,13 +69,19 @@ def apply(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
     return apply_with_log(recipe, overrides)[0]
 
 
+def apply_fix(recipe: Recipe, fix: Iterable[str]) -> Recipe:
+    """Return the recipe with the settings of a fix and no others, without notes: nobody typed them."""
+    with no_notes():
+        return change(recipe, requested(recipe, fix, follows=False))[0]
+
+
 def apply_with_log(recipe: Recipe, overrides: Iterable[str]) -> tuple[Recipe, list[Change]]:
     """Return the recipe with every `key=value` applied, and the changes."""
     return change(recipe, requested(recipe, overrides))
 
 
-def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the typed value of every key in the overrides, even if it equals the recipe's."""
+def requested(recipe: Recipe, overrides: Iterable[str], follows: bool = True) -> dict[str, Any]:
+    """Return the typed value of every key in the overrides, even if it equals the recipe's, and what `follows`."""
     values = {setting.key: setting.value for setting in _settings(_split(overrides), recipe)}
     if values.get(PRETRAINED) and (error := not_a_model(values[PRETRAINED], PRETRAINED)) is not None:
         raise error
@@ -91,7 +97,7 @@ def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
         values |= {key: {} for key in (BLEND, ANNEAL_BLEND) if key not in values}  # as does a dataset its blend
         if values[DATASET] == "mock" and TOKENIZER not in values:
             values[TOKENIZER] = ""  # random tokens need none
-    return values | _text_only(recipe, values) | _following_minimum(recipe, values)
+    return values | _text_only(recipe, values) | (_following_minimum(recipe, values) if follows else {})
 
 
 def _following_minimum(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
