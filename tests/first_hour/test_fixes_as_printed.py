@@ -360,3 +360,17 @@ def test_a_lower_rate_keeps_the_end_of_the_decay_and_says_nothing(meshwright: An
     (rate,) = (one for one in answer.json["findings"] if one["rule"] == "learning_rate.fine-tuning")
     assert rate["fix"] == ["optimizer.lr: 1.0e-05"]
     assert answer.err == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("zero_optimization.stage=2", "where it sets layout.strategy"),
+        ("gradient_clipping=0.5", "where it sets optimizer.clip_grad: write that here"),
+        ("dataloader.shuffle=false", "without a field here: change it there"),
+    ],
+)
+def test_a_key_of_a_framework_that_is_no_override_says_what_is(meshwright: Any, typed: str, told: str) -> None:
+    answer = meshwright("check", "llama3_8b_sft_config", typed)
+    assert answer.code == 2
+    assert told in answer.err

@@ -145,3 +145,11 @@ def test_a_layout_that_cannot_be_built_has_no_memory() -> None:
         in reply("check", {**asked, "overrides": ["layout.tp=3"]}).text
     )
     assert " GiB per GPU (" in reply("check", asked).text
+
+
+def test_the_text_of_a_file_under_another_name_is_named_and_not_repeated() -> None:
+    text = "recipe: TrainFinetuneRecipeForNextTokenPrediction\n" * 50
+    for tool, name in (("export", "recipe"), ("plan", "recipe"), ("doctor", "log")):
+        with pytest.raises(InputError, match=f"unknown argument text; write {name}: ") as wrong:
+            read(TOOLS[tool].request, {"text": text, "gpus": "8xH200"}, "mcp")
+        assert len(str(wrong.value)) < 200

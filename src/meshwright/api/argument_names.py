@@ -276,12 +276,18 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "recipe", "target"), ("target", "recipe", "model", "query")),
     **dict.fromkeys(("log", "logs", "log_file", "run_dir", "folder", "checkpoint"), ("run", "source")),
     **dict.fromkeys(
-        ("name", "pattern", "search", "filter", "text", "message", "query", "question", "error", "term", "topic"),
+        ("name", "pattern", "search", "filter", "message", "query", "question", "error", "term", "topic"),
         ("query", "about", "log", "target", "recipe"),
+    ),
+    **dict.fromkeys(
+        ("text", "content", "contents", "file_text"), ("text", "log", "recipe", "query", "about", "config")
     ),
     **dict.fromkeys(("output_dir", "save_path", "out_path", "run_name"), ("out", "write")),
 }
 """Words that people use for our parameters, with their names here: the first that the function has."""
+
+
+LONGEST_SHOWN = 200  # characters of a value that an answer repeats
 
 
 class ArgumentError(InputError, TypeError):
@@ -360,6 +366,7 @@ def unknown_arguments(given: Mapping[str, Any], flags: Mapping[str, str]) -> Inp
 def _meant(function: str, name: str, value: Any, flags: Mapping[str, str], writer: Writer) -> tuple[str, Sequence[str]]:
     """Return what a parameter was probably meant to be, in words and as code; both empty if that is unknown."""
     typed, text = snake_case(name), json.dumps(value) if isinstance(value, bool) else str(value)
+    text = text if len(text) <= LONGEST_SHOWN else "…"  # the text of a file
     near = closest(typed, flags)
     if any(one.replace("_", "") == typed.replace("_", "") for one in near):
         return f"did you mean {near[0]}?", near[:1]

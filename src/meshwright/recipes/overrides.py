@@ -16,10 +16,13 @@ from meshwright.models import config_json_keys, not_a_model
 from meshwright.notes import no_notes, note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import (
+    FRAMEWORKS,
     REMOVED_KEYS,
     CompositeKey,
     ConfigKey,
     MappedFields,
+    composite_keys,
+    config_keys,
     override_composite_keys,
     override_keys,
 )
@@ -364,6 +367,9 @@ def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
     if not near and name in config_json_keys():
         reason = f"unknown key {key}; {name} is a key of the model's config.json: change it there and pass its path"
         return InputError(reason, field=key, value=text)
+    same_name = any(one.rpartition(".")[2] == key.rpartition(".")[2] for one in near)
+    if not same_name and (sets := _set_by_their_key(key)) is not None:
+        return InputError(f"is a key of a framework's file, {sets}", field=key, value=text)
     if near or not similar:
         hint = f"did you mean {' or '.join(near)}?" if near else "meshwright explain KEY describes a key"
         return InputError(f"unknown key {key}; {hint}", field=key, value=text, fix=[f"{one}={text}" for one in near])
@@ -371,6 +377,17 @@ def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
     assert refusal is not None
     reason = f"unknown key {key}; did you mean {meant}? {meant}={text}: {refusal.reason}"
     return InputError(reason, field=key, value=text, fix=refusal.fix)
+
+
+def _set_by_their_key(key: str) -> str | None:
+    """Return what to do instead of a framework's key, whose value is not a field's alone; None if it is none."""
+    names = [name for name in FRAMEWORKS if key in config_keys(name)]
+    own = (config_keys(name)[key].field for name in names)
+    with_others = (field for name in names for one in composite_keys(name) if key in one.keys for field in one.fields)
+    fields = dict.fromkeys(field for field in (*own, *with_others) if field)
+    if not names:
+        return None
+    return f"where it sets {', '.join(fields)}: write that here" if fields else "without a field here: change it there"
 
 
 def _in_section(section: str, text: str, recipe: Recipe) -> list[str]:
