@@ -226,8 +226,8 @@ def test_shares_of_an_epoch_follow_from_the_rows(here: Path, model: Path, meshwr
     more = ("--dataset", "qa.jsonl", "train.epochs=3", "data.packing=false", "train.global_batch_size=8")
     for target in (("mymodel", "--goal", "sft"), ("qwen3_600m_sft_config",)):
         for typed, fix in (
-            ("eval_strategy=epoch", "train.eval_every=10 data.validation_part=0.1"),
-            ("evals_per_epoch=2", "train.eval_every=5 data.validation_part=0.1"),
+            ("eval_strategy=epoch", "train.eval_every=9 data.validation_part=0.1"),
+            ("evals_per_epoch=3", "train.eval_every=3 data.validation_part=0.1"),
             ("save_strategy=epoch", "checkpoint.save_every=10"),
             ("warmup_ratio=0.1", "schedule.warmup_steps=3"),
         ):

@@ -128,9 +128,33 @@ def test_the_best_checkpoint_is_no_option_of_train() -> None:
 
 def test_values_follow_from_the_ranks_and_the_size_of_the_run() -> None:
     words = ("warmup_ratio=0.1", "gradient_accumulation_steps=4", "micro_batch_size=2", "--tiny", "--nproc", "2")
-    assert call("train", SFT, *words).error["fix"] == ["schedule.warmup_steps=2 train.global_batch_size=16"]
+    assert call("train", SFT, *words).error["fix"] == ["train.global_batch_size=16 schedule.warmup_steps=2"]
     assert call("train", SFT, "warmup_ratio=0.1", "train.epochs=2").error["fix"] == ["schedule.warmup_steps=50"]
     assert call("train", SFT, "warmup_ratio=0.1").error["fix"] == ["schedule.warmup_steps=100"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("eval_strategy=steps eval_steps=20", "train.eval_every=20 data.validation_part=0.1"),
+        ("eval_steps=20 eval_strategy=no", "train.eval_every=0"),
+        ("evals_per_epoch=3 eval_strategy=steps", "train.eval_every=6 data.validation_part=0.1"),
+        (
+            "eval_strategy=epoch gradient_accumulation_steps=4 micro_batch_size=2 warmup_ratio=0.1",
+            "train.global_batch_size=8 train.eval_every=18 data.validation_part=0.1 schedule.warmup_steps=5",
+        ),
+    ],
+)
+def test_one_fix_of_several_options_sets_a_field_once_and_counts_what_it_sets(
+    typed: str, fix: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "letters.jsonl"
+    file.write_text("\n".join(json.dumps({"instruction": f"letter {i}", "output": "{}"}) for i in range(160)))
+    words = ("recommend", SFT, "--gpus", "1xH100", "--dataset", str(file), "--epochs", "3", "data.packing=false")
+    error = call(*words, *typed.split()).error
+    assert error["fix"] == [fix]
+    kept = [one for one in typed.split() if one.startswith("micro")]
+    assert call(*words, *kept, *fix.split()).code == 0
 
 
 def test_all_unknown_options_are_reported_at_once() -> None:

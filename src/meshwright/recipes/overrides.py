@@ -28,6 +28,7 @@ from meshwright.recipes.key_maps import (
 )
 from meshwright.recipes.replacements import (
     as_share,
+    computed_after,
     held_out_data,
     names_validation_data,
     removed_key,
@@ -268,7 +269,7 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
                 errors.append(error)
     if removed:  # what they are here may depend on fields that other overrides set
         changed = change(recipe, {setting.key: setting.value for setting in explicit.values()})[0]
-        errors += [removed_key(key, text, changed, lambda one: accepts(one, changed)) for key, text in removed]
+        errors += _removed(removed, changed)
     if errors:
         raise together(errors)
     if groups:  # keys that are read together may depend on fields that other overrides set
@@ -285,6 +286,18 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
     for own, texts in items.items():
         explicit[own] = _with_items(own, texts, explicit.get(own), recipe)
     return list({**implied, **explicit}.values())
+
+
+def _removed(pairs: list[tuple[str, str]], recipe: Recipe) -> list[InputError]:
+    """Return the errors of keys that are something else here; what replaces the others counts for each of them."""
+    errors: list[InputError] = []
+    for key, text in sorted(pairs, key=lambda pair: computed_after(pair[0])):
+        error = removed_key(key, text, recipe, lambda one, on=recipe: accepts(one, on))
+        written = error.fix[0].split() if error.fix else []
+        if all("=" in one and accepts(one, recipe) for one in written):
+            recipe = change(recipe, {one.key: one.value for one in _settings(_split(written), recipe)})[0]
+        errors.append(error)
+    return errors
 
 
 OFF = ("false", "none", "null", "0", "0.0", "1", "")

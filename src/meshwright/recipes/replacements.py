@@ -76,15 +76,23 @@ class OverridesError(_CommandError):
         first, *others = errors
         more = [f"{one.field}={one.value}: {one.reason}" for one in others]
         fix = list(dict.fromkeys(fix for error in errors for fix in error.fix[:1]))
-        written = [one for one in fix if not one.startswith(("without ", "meshwright "))]
+        written = _joined([one for one in fix if not one.startswith(("without ", "meshwright "))])
         commands = [one for one in fix if one.startswith("meshwright ")]
         left_out = " ".join(one.removeprefix("without ") for one in fix if one.startswith("without "))
-        whole = [" ".join(written)] if written else [f"without {left_out}"] if left_out else []
+        whole = [written] if written else [f"without {left_out}"] if left_out else []
         super().__init__("; ".join([first.reason, *more]), first.field, first.value, [*whole, *commands])
 
     def for_options(self, options: Collection[str]) -> InputError:
         """Return the errors with replacements that a command with these options accepts."""
         return OverridesError([for_options(one, options) for one in self.errors])
+
+
+def _joined(fixes: Sequence[str]) -> str:
+    """Return several fixes as one, in which the last one of a field counts."""
+    words = [word for one in fixes for word in (one.split() if not one.startswith("--") else [one])]
+    if not all("=" in word or word.startswith("--") for word in words):
+        return " ".join(fixes)
+    return " ".join({word.partition("=")[0] if "=" in word else word: word for word in words}.values())
 
 
 def for_options(error: InputError, options: Collection[str]) -> InputError:
@@ -103,6 +111,12 @@ def removed_key(key: str, text: str, recipe: Recipe, accepts: Callable[[str], bo
         value, why = "", ""
     written = [_filled(one, value, text) for one in choices] if value else []
     return RemovedKeyError(key, text, reason + why, [one for one in written if _valid(one, accepts)])
+
+
+def computed_after(key: str) -> int:
+    """Return the place of a key in the order of computation: batch and data, then intervals, then shares of the run."""
+    name = key.rpartition(".")[2]
+    return 3 if name == "warmup_ratio" else 2 if name.endswith("_strategy") else 1 if name.endswith("_per_epoch") else 0
 
 
 def _counts(key: str) -> bool:
@@ -161,20 +175,20 @@ def _every(name: str, text: str, recipe: Recipe) -> tuple[str, str]:
     """Return how many steps are between validations, checkpoints or log lines, and how they follow from an epoch."""
     if text.lower() in OFF:
         return "0" if not name.startswith("logging") else str(recipe.train.log_every), ""
+    data = recipe.data
+    held_out = data.validation or data.validation_part or data.dataset == "mock" or not name.startswith("eval")
+    if not held_out:
+        recipe = msgspec.structs.replace(recipe, data=msgspec.structs.replace(data, validation_part=0.1))
     own = {"save": recipe.checkpoint.save_every, "logg": recipe.train.log_every}.get(name[:4], recipe.train.eval_every)
-    every, why = own or max(recipe.train.steps // 10, 1), ""
+    steps, about = _epoch_steps_or_about(recipe)
+    whole = recipe.train.epochs * (steps or 0) or recipe.train.steps
+    every, why = own or max(int(whole) // 10, 1), ""
     per_epoch = int(text) if name.endswith("_per_epoch") else 1 if text.lower() == "epoch" else 0
-    steps, about = _epoch_steps_or_about(recipe) if per_epoch else (None, "")
-    if steps:
-        every, why = (
-            max(round(steps / per_epoch), 1),
-            f" ({about}{steps:.4g} steps are an epoch of {recipe.data.dataset})",
-        )
+    if per_epoch and steps:
+        every, why = max(round(steps / per_epoch), 1), f" ({about}{steps:.4g} steps are an epoch of {data.dataset})"
     elif per_epoch:
         why = " (the steps of an epoch follow from the data: train prints its samples at the start)"
-    data = recipe.data
-    held_out = data.validation or data.validation_part or data.dataset == "mock"
-    return f"{every}" if not name.startswith("eval") or held_out else f"{every} data.validation_part=0.1", why
+    return f"{every}" if held_out else f"{every} data.validation_part=0.1", why
 
 
 def _epoch_steps_or_about(recipe: Recipe) -> tuple[float | None, str]:
