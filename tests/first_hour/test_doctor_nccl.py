@@ -225,3 +225,35 @@ def test_a_plan_says_that_its_calibration_rests_on_one_run(meshwright: Any, tmp_
     file.write_text(f'gpu = "H200"\nsource = "fitted to {runs} runs"\nclock = 1.3\nruns = {runs}\n')
     line = ("recommend", "llama3-8b", "--goal", "pretrain", "--gpus", "8xH200", "--calibration", str(file))
     assert ("rests on one run" in meshwright(*line).out) == (runs == 1)
+
+
+def timed_out(rank: int) -> str:
+    work = "WorkNCCL(SeqNum=184213, OpType=_ALLGATHER_BASE, NumelIn=3342336, NumelOut=213909504, Timeout(ms)=600000)"
+    place = f"[rank{rank}]:[E1112 11:19:53.267817514 ProcessGroupNCCL.cpp:683] [Rank {rank}]"
+    return f"{place} Watchdog caught collective operation timeout: {work} ran for 600021 milliseconds.\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "silent"),
+    [
+        (("--gpus", "16x8xH200"), "124 of 128 ranks report nothing"),
+        (("--gpus", "cluster.toml"), "60 of 64 ranks report nothing"),
+        ((), "44 of at least 48 ranks report nothing"),
+    ],
+)
+def test_silent_ranks_are_suspects_without_a_model_too(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], silent: str
+) -> None:
+    """It said that none is behind and blamed the network, as long as the log did not name the model."""
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.toml").write_text('gpu = "H200"\nnodes = 8\n')
+    step = " iteration {:8d}/   47684 | elapsed time per iteration (ms): 31050.0 | lm loss: 1.6E+00 |\n"
+    ended = "srun: error: node06: task 5: Exited with exit code 1\n"
+    reports = "".join(timed_out(rank) for rank in (41, 40, 47, 8))
+    Path("train.log").write_text("".join(step.format(one) for one in range(10, 260, 10)) + reports + ended)
+    found = finding(meshwright("doctor", "train.log", *gpus, "--json").json, "run.failed-hang")
+    assert silent in found["message"]
+    assert "none is behind" not in found["message"]
+    assert not any("nccl-tests" in one for remedy in found["remedies"] for one in remedy["try"])
+    assert ("42-46 on node06" in found["message"]) == bool(gpus)
+    assert "9-15, 42-46 (node06)" not in found["message"]

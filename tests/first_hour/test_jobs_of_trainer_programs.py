@@ -209,3 +209,13 @@ def test_a_program_that_names_its_config_in_code_is_run_with_it(meshwright: Any,
     assert written["train_batch_size"] == "auto"
     assert "set it in mine.py: learning_rate=2e-05" in answer.err
     assert not list(Path("jobs").glob("*.py"))
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama3-70b", "16x8xH200"), ("qwen3-8b", "8xH100")])
+def test_a_job_without_the_launcher_has_its_defaults(meshwright: Any, model: str, gpus: str) -> None:
+    job = ("launch", model, "--goal", "sft", "--to", "accelerate", "--gpus", gpus, "--write", "asked")
+    asked = ("train.global_batch_size=128", "layout.recompute=full", "layout.tp=1")
+    assert meshwright(*job, "--scheduler", "slurm", *asked).code == 0
+    text = next(Path("asked").glob("*.sbatch")).read_text()
+    assert "torchrun" in text and "export FSDP_VERSION=2" in text
+    assert "export FSDP_CPU_RAM_EFFICIENT_LOADING=true" in text  # else every rank of a node loads all weights

@@ -121,10 +121,20 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
         run, padding_note = with_counted_tokens(with_all_gpus(run, case), case)
         run, notes = _with_differences(run, request, case), (*notes, *filter(None, (padding_note,)))
     if case is None and request.gpus is not None and run.header.on_gpu:  # typed, though there is no estimate for them
-        run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, gpus=str(request.gpus)))
+        run = _on_gpus(run, str(request.gpus))
     if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:
         run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, assumed_gpus=True))
     return run, case, notes
+
+
+def _on_gpus(run: Run, typed: str) -> Run:
+    """Return a run with the GPUs and nodes that the user names."""
+    on, header = clusters.cluster(typed), run.header
+    if clusters.is_known(typed) and header.world is None:  # the type alone
+        return msgspec.structs.replace(run, header=msgspec.structs.replace(header, gpus=typed))
+    world = header.world or on.world
+    header = msgspec.structs.replace(header, gpus=str(on), world=world, gpus_per_node=on.gpus_per_node)
+    return msgspec.structs.replace(run, header=header)
 
 
 def stated_by(run: Run, request: requests.Doctor) -> frozenset[str] | None:

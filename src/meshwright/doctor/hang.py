@@ -164,21 +164,23 @@ def behind(found: Sequence[CollectiveReport], names: RankNames, world: int | Non
             f"Only {names.of(ranks, lower=True)} reports it{where}: the logs of the other ranks show which is behind",
         )
     every = f"All {len(ranks)} ranks that report it stopped in the same collective{where}"
-    quiet = tuple(rank for rank in range(world or 0) if rank not in ranks)
+    quiet = tuple(rank for rank in range(world or max(ranks) + 1) if rank not in ranks)
     if quiet:
-        return _partly_silent(every, ranks, quiet, names)
+        return _partly_silent(every, ranks, quiet, names, "" if world else "at least ")
     return Behind((), f"{every}: none is behind", none_is_behind=True)
 
 
-def _partly_silent(every: str, reporting: Sequence[int], quiet: tuple[int, ...], names: RankNames) -> Behind:
+def _partly_silent(
+    every: str, reporting: Sequence[int], quiet: tuple[int, ...], names: RankNames, bound: str
+) -> Behind:
     """Return the suspects of a log with the lines of only some ranks: first those whose neighbours report."""
     each = names.gpus_per_node
     nodes = {rank // each for rank in reporting} if each else set()
     near = tuple(rank for rank in quiet if (rank // each in nodes if each else rank < max(reporting)))
     total = len(reporting) + len(quiet)
-    text = f"{every}; {len(quiet)} of {total} ranks report nothing, and the one behind is probably among them: "
+    text = f"{every}; {len(quiet)} of {bound}{total} ranks report nothing, and the one behind is probably among them: "
     others = tuple(rank for rank in quiet if rank not in near)
-    if not near:
+    if not near or (not others and not each):
         return Behind((), f"{text}{names.of(quiet, lower=True)}; their logs show which")
     it, its = _verb(near, "it", "them"), _verb(near, "its node", "their nodes")
     where = f"other ranks of {its} do report" if each else f"ranks before and after {it} do report"
@@ -249,9 +251,11 @@ class RankNames(NamedTuple):
         if len(ranks) == 1:
             host = self.host(ranks[0])
             return f"{word} {ranks[0]}" + (f" ({host})" if host else "")
-        hosts = dict.fromkeys(host for rank in ranks if (host := self.host(rank)) and not host.startswith("GPU "))
+        known = {rank: host for rank in ranks if (host := self.host(rank)) and not host.startswith("GPU ")}
+        hosts = dict.fromkeys(known.values())
         more = f" and {plural(len(hosts) - MOST_NAMED, 'other')}" if len(hosts) > MOST_NAMED else ""
-        where = f" ({', '.join([*hosts][:MOST_NAMED])}{more})" if hosts else ""
+        some = "" if len(known) == len(ranks) else f"{_ranges([*known])} on "
+        where = f" ({some}{', '.join([*hosts][:MOST_NAMED])}{more})" if hosts else ""
         return f"{word}s {_ranges(ranks)}{where}"
 
 

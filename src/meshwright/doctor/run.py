@@ -203,6 +203,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     gpus: str = ""  # as a cluster string
     gpu: str = ""
+    gpus_per_node: int = 0  # 0 if unknown
     world: int | None = None
     data_ranks: int | None = None  # dp × cp, if the log shows them without the number of GPUs
     capacity_gib: float | None = None

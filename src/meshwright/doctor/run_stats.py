@@ -231,7 +231,8 @@ class RunStats:
     @property
     def rank_names(self) -> RankNames:
         """Names of ranks with their hosts or nodes."""
-        return RankNames(self.run.hosts, 0 if self.case is None else int(self.case.cluster.gpus_per_node))
+        known = self.run.header.gpus_per_node if self.case is None else int(self.case.cluster.gpus_per_node)
+        return RankNames(self.run.hosts, known)
 
     @property
     def capacity_gib(self) -> float | None:

@@ -105,7 +105,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             arguments: text,
             **({PROGRAM: program} if program else {}),
         },
-        program=Program(argv=(PROGRAM,) if program else argv, env=environment(settings), modules=(arguments,)),
+        program=Program(argv=(PROGRAM,) if program else argv, env=environment_of_file(settings), modules=(arguments,)),
         unmapped=(*(() if program else without_model(recipe, model)), *rest, *lost),
         in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ()), *(REPLICATED if ddp else ())),
         notes=(
@@ -175,7 +175,7 @@ def environment(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def environment_of_file(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of a config as the user wrote it, with what accelerate launch adds."""
+    """Return the environment that accelerate launch sets for a config: its settings, and the launcher's own defaults."""
     found = {key: value for key, value in settings.items() if value is not None}
     if distributed_type(found) == "FSDP":
         found = {**{f"{FSDP}{name}": value for name, value in FSDP_DEFAULTS.items()}, **found}
