@@ -274,6 +274,11 @@ def test_a_training_lists_all_lines_that_are_no_documents(tmp_path: Path, tokeni
     jsonl(path, [{"content": "one"}, {"content": "two"}])
     with pytest.raises(InputError, match="it has content") as error:
         open_source(pretraining(str(path), tokenizer=tokenizer), VOCAB)
+    assert error.value.fix[0] == "data.columns.text=content"
+    assert error.value.fix[-1].endswith("--out TOKENS --column content")  # no row has the other column
+    jsonl(path, [{"content": "one", "title": "two"}])
+    with pytest.raises(InputError, match="it has content, title") as error:
+        open_source(pretraining(str(path), tokenizer=tokenizer), VOCAB)
     assert error.value.fix[0] == "data.columns.text=COLUMN"
 
 

@@ -286,6 +286,13 @@ def test_exported_config_has_older_keys_in_the_section_of_the_language_model() -
     assert "rope_theta" not in found
 
 
+def test_exported_config_has_the_number_of_experts_that_transformers_4_and_vllm_read() -> None:
+    config = transformers_config({"model_type": "qwen3_moe", "num_experts": 6, "num_hidden_layers": 2})
+    found = with_older_keys(json.loads(config.to_json_string()))
+    assert (found["num_experts"], found["num_local_experts"]) == (6, 6)
+    assert transformers_config(found).to_dict() == config.to_dict()
+
+
 # Memory
 
 

@@ -225,3 +225,18 @@ def test_the_kempner_validation_recipe_validates_by_itself() -> None:
     recipe = load("kempner_13b_24gpu_validation_config")
     assert (recipe.train.eval_every, recipe.train.eval_steps) == (200, 20)
     assert held_out_set(recipe) is not None
+
+
+def test_validation_texts_in_another_column_are_tokenized_apart(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, column in (("train", "text"), ("held_out", "content")):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps({column: "some words " * 20}) + "\n" for _ in range(9)))
+    typed = ("train", "llama3_8b_pretrain", "--tiny", "--dataset", "train.jsonl", "data.tokenizer=bytes")
+    words = ("train.steps=1", "train.eval_every=1", "checkpoint.export=none")
+    refused = meshwright(*typed, *words, "data.validation=held_out.jsonl").err
+    assert "error: data.validation=held_out.jsonl: held_out.jsonl:1: has no 'text'; it has content" in refused
+    command, _, setting = refused.partition("fix:   meshwright ")[2].strip().partition(", then ")
+    assert meshwright(*command.split()).code == 0
+    assert "validation  step 1/1" in meshwright(*typed, *words, setting).out

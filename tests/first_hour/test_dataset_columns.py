@@ -95,3 +95,8 @@ def test_fields_of_an_adapter_do_not_apply_to_a_full_run() -> None:
     found = {one.field: one.values for one in differences([full, adapter])}
     assert found["peft.rank"] == ["n/a", 8]
     assert not [one for one in differences([full, full]) if one.field.startswith("peft.")]
+
+
+def test_the_column_of_texts_by_its_other_names(meshwright: Any) -> None:
+    assert "write --column body" in meshwright("tokenize", "a.jsonl", "--text-column", "body", "--out", "t").err
+    assert "write data.columns.text=body" in meshwright("train", "llama3_8b_pretrain", "--text_column", "body").err

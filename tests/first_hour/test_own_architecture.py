@@ -92,6 +92,27 @@ def test_a_run_is_evaluated_converted_and_resumed(here: Path, meshwright: Any) -
     assert "train.steps=2" in refused.json["error"]["fix"]
 
 
+def test_samples_longer_than_the_positions_are_noted_and_exported(here: Path, meshwright: Any) -> None:
+    one = ("train.global_batch_size=1", "layout.micro_batch_size=1", "train.eval_every=0")
+    longer = meshwright("train", "dense", *TRAIN, *one, "data.seq_length=100")
+    assert "data.seq_length=100 is more than the 96 positions of dense: it has to learn the others" in longer.err
+    assert json.loads(Path("run/model/config.json").read_text())["max_position_embeddings"] == 100
+    (here / "other").mkdir()
+    (here / "other" / "config.json").write_text(json.dumps({**DENSE, "hidden_size": 64}))
+    words = ("--goal", "pretrain", *TRAIN[:2], *TRAIN[4:], *one, "data.seq_length=32", "--out", "next")
+    mistaken = meshwright("train", "other", *words, "checkpoint.pretrained=run/model")
+    assert "fix:   run/model in place of " in mistaken.err
+    assert meshwright("train", "run/model", *words, "checkpoint.pretrained=run/model").code == 0
+    assert json.loads(Path("next/model/config.json").read_text())["max_position_embeddings"] == 100
+
+
+def test_the_model_of_a_model_is_another_target(here: Path, meshwright: Any) -> None:
+    refused = meshwright("train", "dense", "--model", "llama3-8b", *TRAIN)
+    assert "remove --model | llama3-8b in place of dense" in refused.err
+    planned = ("recommend", "dense", "--goal", "pretrain", "--gpus", "1xH100", "--framework", "torchtitan")
+    assert "--engine torchtitan | remove --framework" in meshwright(*planned).err
+
+
 def test_the_check_before_the_start_imports_no_torch() -> None:
     loaded = "import sys, meshwright.engine.checkpoint.contract; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)

@@ -174,3 +174,60 @@ def test_a_key_written_out_is_recognized(meshwright: Any, tmp_path: Path) -> Non
     path.write_text(KEMPNERFORGE.format(words="").replace("grad_accum_steps", "grad_accumulation_steps"))
     finding = next(one for one in meshwright("check", str(path), *GPUS, "--json").json["findings"])
     assert finding["fix"] == ["train.grad_accum_steps = 4"]
+
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 1024}  # fmt: skip
+
+
+def _config(folder: Path, model_type: str, **values: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **SIZES, **values}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("model_type", ["granite", "minicpm", "smollm3", "exaone4", "opt"])
+def test_what_sizes_do_not_show_is_no_other_model_elsewhere(meshwright: Any, tmp_path: Path, model_type: str) -> None:
+    words = {"opt": {"activation_function": "relu", "ffn_dim": 512, "word_embed_proj_dim": 256}}
+    model = _config(tmp_path / "own", model_type, **words.get(model_type, {}))
+    trainers = {one["name"]: one for one in meshwright("inspect", model, "--json").json["trainers"]}
+    for name in ("megatron-lm", "kempnerforge"):
+        assert not trainers[name]["trains"], trainers[name]
+    assert trainers["accelerate"]["trains"]
+    refused = meshwright("export", model, "--goal", "pretrain", "--to", "megatron-lm", "--gpus", "8xH100")
+    assert (refused.code, "fix:   --to " in refused.err) == (2, True)
+
+
+def test_a_parallel_residual_that_is_off_is_a_plain_model(meshwright: Any, tmp_path: Path) -> None:
+    for off in (False, True):
+        model = _config(tmp_path / "own", "gpt_neox", use_parallel_residual=not off)
+        words = ("--goal", "pretrain", "--to", "megatron-lm", "--gpus", "8xH100")
+        assert meshwright("export", model, *words).code == (0 if off else 2)
+
+
+def test_models_without_a_hub_id_are_not_a_framework_recipe_without_one(meshwright: Any, tmp_path: Path) -> None:
+    own = _config(tmp_path / "own", "olmo2")
+    planned = meshwright("recommend", own, "--gpus", "4xH100", "--goal", "pretrain", "--json").json
+    assert "megatron-bridge" not in planned["commands"]
+    to_bridge = ("--to", "megatron-bridge", "--gpus", "64xH100")
+    for model in (own, "gpt3_175b"):
+        refused = meshwright("export", "vanilla_gpt_pretrain_config", "--model", model, *to_bridge)
+        assert refused.code == 2, refused.out
+        assert "Megatron-Bridge has no" in refused.err
+    for name in ("vanilla_gpt_pretrain_config", "gpt3_175b_pretrain_config"):
+        assert f"--recipe {name}" in meshwright("export", name, *to_bridge).out
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "deepspeed"])
+def test_the_balancing_loss_that_a_trainer_does_not_add_is_listed(
+    meshwright: Any, tmp_path: Path, framework: str
+) -> None:
+    experts = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 128}
+    own = _config(tmp_path / "own", "qwen3_moe", **experts)
+    words = ("--goal", "pretrain", "--to", framework, "--gpus", "4xH100", "--json")
+    for weight, coefficient in (("0.001", "0.0005"), ("0.01", "0.005")):
+        found = meshwright("export", own, *words, f"moe.aux_loss={weight}").json["unmapped"]
+        (lost,) = (one for one in found if one["field"] == "moe.aux_loss")
+        assert f"router_aux_loss_coef={coefficient}" in lost["reason"]
+    plain = meshwright("export", own, *words, "moe.aux_loss=0").json["unmapped"]
+    assert not [one for one in plain if "output_router_logits" in one["reason"]]

@@ -41,6 +41,10 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(NODE_NAMES, _NODES),
     **dict.fromkeys(("o", "output", "out_dir", "output_file", "save_dir", "outfile"), _OUT),
     **dict.fromkeys(("data", "data_path", "train_file", "train_data", "dataset_path"), _DATA),
+    **dict.fromkeys(
+        ("text_column", "text_column_name", "text_field", "text_key", "json_keys"),
+        ("--column {value}", "data.columns.text={value}"),
+    ),
     **dict.fromkeys(("batch_size", "bs", "train_batch_size"), _BATCH),
     **dict.fromkeys(("bf16", "bfloat16"), ("precision.compute=bf16", "--dtype bf16")),
     **dict.fromkeys(("fp16", "half", "float16"), ("precision.compute=fp16", "--dtype fp16")),

@@ -75,7 +75,7 @@ def require_own_engine(engine: str) -> None:
 
 
 def _execute(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None, progress: Progress | None) -> DryRun:
-    require_traced(find(recipe.model))
+    require_traced(find(recipe.model), recipe.goal, str(cluster))
     extras.require("dryrun", *extras.ENGINE)
     from meshwright.dryrun import cpu_budget, run
     from meshwright.engine.warning_filters import no_needless_warnings

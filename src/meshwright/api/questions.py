@@ -26,7 +26,8 @@ def named_job(request: Asked, target: str | Recipe, model: str | None) -> Job | 
         for field, value in (("framework", request.framework), ("model", model)):
             if value is not None:
                 reason = "applies to recipes and files, and the target is neither"
-                raise InputError(reason, field=field, value=value, fix=(f"remove --{field}",))
+                meant = (f"--engine {value}",) if field == "framework" and value != ENGINES[0] else ()
+                raise InputError(reason, field=field, value=value, fix=(*meant, f"remove --{field}"))
         return None
     overrides = [*request.overrides, *_seq_override(request)]
     options = {"framework": request.framework, "model": model}

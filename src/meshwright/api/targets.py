@@ -246,7 +246,10 @@ def job_for(
     """
     if isinstance(target, str) and is_model(target, goal):
         if model is not None:
-            raise InputError("the target is a model itself", field="model", value=model, fix=("remove --model",))
+            instead = f"{model} in place of {target}"
+            raise InputError(
+                "the target is a model itself", field="model", value=model, fix=("remove --model", instead)
+            )
         _no_framework(framework)
         plan = plan_for(target, goal, gpus, overrides, engine or ENGINES[0], why_gpus)
         return Job(plan.recipe, (target,), plan=plan)
@@ -369,7 +372,8 @@ def file_of(
 
 def _no_framework(framework: str | None) -> None:
     if framework not in (None, frameworks.NATIVE):
-        raise InputError("applies to files of other frameworks, not to recipes", field="framework", value=framework)
+        reason = "applies to files of other frameworks, not to recipes"
+        raise InputError(reason, field="framework", value=framework, fix=("remove --framework",))
 
 
 def _imported(

@@ -97,7 +97,7 @@ def config_in(folder: Path, recipe: Recipe, config_for: Any) -> Any:
             f"the folder contains another model than {recipe.model}: {listed}",
             field=FIELD,
             value=str(folder),
-            fix=(f"--model {folder}",),
+            fix=(f"{folder} in place of {recipe.model}" if is_path(recipe.model) else f"--model {folder}",),
         )
     return theirs
 

@@ -138,6 +138,20 @@ def tokenizer_folder(recipe: Recipe, start: Path | None, config: Any) -> Path | 
     return folder if chosen or _read_the_data(folder, recipe, config) else None
 
 
+def missing_tokenizer(recipe: Recipe, start: Path | None, config: Any) -> str:
+    """Return that the export has no tokenizer although the data names the one that wrote it; empty otherwise."""
+    from meshwright.engine.data.byte_level import NAME
+    from meshwright.engine.data.shards import is_shard_folder, open_shards
+
+    data = Path(recipe.data.dataset).expanduser()
+    shards = recipe.goal == "pretrain" and not recipe.data.blend and is_shard_folder(data)
+    if not shards or tokenizer_folder(recipe, start, config) is not None:
+        return ""
+    wrote = open_shards(data)[1].tokenizer
+    named = NAME if wrote == NAME else f"FOLDER of {wrote}"
+    return f"the exported model will have no tokenizer: data.tokenizer={named}, which wrote {data}, adds it"
+
+
 def _read_the_data(tokenizer: Path, recipe: Recipe, config: Any) -> bool:
     """Return whether the tokens of a pretraining from random weights are those of the model's tokenizer."""
     from meshwright.engine.data.open_dataset import MOCK_NAMES

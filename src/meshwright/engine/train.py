@@ -40,9 +40,10 @@ from meshwright.engine.stop_request import StopSignal, stops_at_once
 from meshwright.engine.validate import data_ranks, run_findings, show_findings, unnamed_data, validate
 from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.errors import InputError
+from meshwright.models import find
 from meshwright.notes import note
 from meshwright.recipes.case import Case
-from meshwright.recipes.model_changes import unknown_numerics
+from meshwright.recipes.model_changes import beyond_positions, unknown_numerics
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, RefusedError
 
@@ -97,14 +98,14 @@ def _train(
 ) -> TrainResult:
     from meshwright.engine.initial_weights import config_in, is_named, weights_folder
     from meshwright.engine.model.behaviour import with_isolated_documents
-    from meshwright.engine.model_families import family_of
+    from meshwright.engine.model_families import family_of, missing_tokenizer
 
     family = family_of(recipe)
     random_tiny = run.tiny and not is_named(recipe, pinned or {})
     weights = None if run.random_weights or random_tiny else weights_folder(recipe, notes=True)
     config = family.config_for(recipe) if weights is None else config_in(weights, recipe, family.config_for)
-    if not run.tiny and not run.random_weights and (text := unknown_numerics(recipe, family.spec_of(recipe, config))):
-        note(text)
+    if not run.tiny and not run.random_weights:
+        _note(unknown_numerics(recipe, family.spec_of(recipe, config)), beyond_positions(recipe, find(recipe.model)))
     world = run.nproc or (process.world if process else 1)
     if run.tiny:
         from meshwright.engine.tiny import tiny_recipe, with_data_vocab
@@ -141,6 +142,8 @@ def _train(
     if not run.random_weights and not random_tiny:  # bench and --tiny say that their data is mock
         findings += unnamed_data(recipe, pinned or {})
     status.clear()
+    if run.checkpoints and (run.out or recipe.checkpoint.folder or not run.tiny):
+        _note(missing_tokenizer(recipe, weights, config))
     show_findings(findings, process)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
         folder = run.out or recipe.checkpoint.folder or (scratch if run.tiny else _default_folder(recipe, process))
@@ -165,6 +168,11 @@ def _train(
     outcome = next((result for result in results if result is not None), None)
     kept = None if folder == scratch else folder
     return TrainResult(recipe, case, costs.estimate(case), outcome, kept, findings)
+
+
+def _note(*texts: str) -> None:
+    for text in filter(None, texts):
+        note(text)
 
 
 def _as_started(config: Any, recipe: Recipe, folder: Path) -> Any:

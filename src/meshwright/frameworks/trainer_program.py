@@ -13,7 +13,7 @@ from meshwright import file_access
 from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.trainer_args import PROGRAM, QUANTIZED, SAMPLE_LENGTH, WRITTEN
 from meshwright.frameworks.types import UnmappedField
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, MoE
 from meshwright.recipes.types import Architecture, Recipe, field_value
 
 READERS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
@@ -22,6 +22,7 @@ UNKNOWN_DATA = ("", "mock", "DATA")
 NOT_CHATS = ("rajpurkar/squad", "squad")  # datasets of the hub whose columns TRL does not know
 NO_DATA = ("train.eval_every",)  # fields without effect in a program without validation data
 VALIDATION_PART = 0.02  # share of the data that is held out if a file validates and names none
+BALANCING = "moe.aux_loss"
 FIELDS = ("data.dataset", "data.split", "data.tokenizer", "data.validation", "data.validation_part")
 """Recipe fields that the program sets besides the model."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -60,6 +61,19 @@ def program_data_notes(recipe: Recipe) -> tuple[str, ...]:
 def without_model(recipe: Recipe, model: ModelSpec) -> tuple[UnmappedField, ...]:
     """Return the model of an export without a program: its files do not name it."""
     return (UnmappedField("model", recipe.model or model.name, "your training program decides"),)
+
+
+def without_balancing(recipe: Recipe, model: ModelSpec) -> tuple[UnmappedField, ...]:
+    """Return the balancing loss of experts: a model of transformers adds its own, if its config says so."""
+    sparse = [layer.ffn for layer in model.layers if isinstance(layer.ffn, MoE)]
+    if not sparse or not recipe.moe.aux_loss or not recipe.moe.balancing.endswith("aux_loss"):
+        return ()
+    weight = recipe.moe.aux_loss * len(sparse) / sparse[0].topk  # transformers takes the mean over layers
+    reason = (
+        "the Trainer adds no balancing loss: output_router_logits=true in the model's config adds transformers' own, "
+        f"of this strength with router_aux_loss_coef={weight:.3g}"
+    )
+    return (UnmappedField(BALANCING, recipe.moe.aux_loss, reason),)
 
 
 def with_data(recipe: Recipe) -> Recipe:

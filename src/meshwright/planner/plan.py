@@ -14,15 +14,9 @@ from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec, same_model
 from meshwright.planner.budget import Budget
 from meshwright.recipes.case import Case
-from meshwright.recipes.model_changes import unknown_numerics
+from meshwright.recipes.model_changes import beyond_positions, unknown_numerics
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe, recipe_fields
 from meshwright.rules import Finding, can_be_built
-
-
-def _rope_advice(recipe: Recipe) -> str:
-    """Return what a context extension usually changes, unless the recipe already does."""
-    base = recipe.architecture.rope_theta
-    return f", with the RoPE base {base:,.10g} that is set" if base else ", usually with another RoPE base or scaling"
 
 
 def calibration_notes(calibration: Any, on: Gpu, engine: str) -> tuple[str, ...]:
@@ -175,11 +169,8 @@ class Plan(Readable, msgspec.Struct, frozen=True):
         """What is worth knowing about the calibration, the sequence length, and the model's numbers and weights."""
         question, length, longest = self.question, self.recipe.data.seq_length, self.question.model.max_seq_length
         notes = calibration_notes(question.calibration, question.cluster.gpu, question.engine)
-        if longest and length > longest:
-            notes += (
-                f"data.seq_length={length} is more than the {longest:,} positions of {question.model.name}: "
-                f"it has to learn the others{_rope_advice(self.recipe)}",
-            )
+        if longer := beyond_positions(self.recipe, question.model):
+            notes += (longer,)
         kept = question.seq_length is None and length == self.base.data.seq_length
         if longest and length < longest and self.match == "derived" and self.recipe.goal == "pretrain" and kept:
             notes += (

@@ -105,8 +105,8 @@ def require_trained(model: ModelSpec) -> None:
     )
 
 
-def require_traced(model: ModelSpec) -> None:
-    """Raise InputError for a model that a dry run cannot execute."""
+def require_traced(model: ModelSpec, goal: str, gpus: str) -> None:
+    """Raise InputError for a model that a dry run on GPUs cannot execute."""
     require_trained(model)
     if not is_whole(model):
         return
@@ -115,5 +115,8 @@ def require_traced(model: ModelSpec) -> None:
         f"a dry run executes layers of our own engine, and {model.model_type} models run transformers' forward pass",
         field="model",
         value=name,
-        fix=(f"meshwright estimate {name} --gpus 8xH100 --goal pretrain", f"meshwright train {name} --tiny"),
+        fix=(
+            f"meshwright estimate {name} --gpus {gpus} --goal {goal}",
+            f"meshwright train {name} --goal {goal} --tiny",
+        ),
     )

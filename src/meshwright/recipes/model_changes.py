@@ -73,6 +73,16 @@ def unknown_numerics(recipe: Recipe, model: ModelSpec) -> str:
     return f"{unknown}: from random weights, transformers' defaults apply ({fixes} sets others)"
 
 
+def beyond_positions(recipe: Recipe, model: ModelSpec) -> str:
+    """Return that samples are longer than the positions of a model, and what a context extension usually changes."""
+    length, longest, base = recipe.data.seq_length, model.max_seq_length, recipe.architecture.rope_theta
+    if not longest or length <= longest:
+        return ""
+    advice = f", with the RoPE base {base:,.10g} that is set" if base else ", usually with another RoPE base or scaling"
+    positions = f"data.seq_length={length} is more than the {longest:,} positions of {model.name}"
+    return f"{positions}: it has to learn the others{advice}"
+
+
 def shape_overrides(recipe: Recipe) -> tuple[str, ...]:
     """Return the overrides that make the named model the recipe's, for a command that names the model."""
     return tuple(format_override(f"architecture.{key}", value) for key, value in changes(recipe).items())

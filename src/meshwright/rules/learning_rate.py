@@ -215,7 +215,7 @@ def continued_lr_too_high(c: Case) -> Column:
     values={"size": lambda c: c.params_active / 1e9},
 )
 def pretraining_lr_too_high(c: Case) -> Column:
-    limit = 6e-4 if c.params_active > 2e10 else 2e-3
+    limit = 6e-4 if c.params_active > 2e10 else 2e-3 if c.params_active > TINY else 6e-3
     return _pretrains_with_adam(c) & (c.lr > limit) & (c.lr <= FAR_TOO_HIGH) & not_(pretraining_lr_far_too_high(c))
 
 
@@ -239,6 +239,7 @@ def pretraining_lr_far_too_high(c: Case) -> Column:
     return _pretrains_with_adam(c) & large & (c.lr > 2e-3) & (c.lr <= FAR_TOO_HIGH)
 
 
+TINY = 3e7  # active parameters below which 3e-3 is usual
 LARGE = 1.5e9  # active parameters from which the rates of published pretrainings are in a narrow range
 USUAL_MOST = 1e-3  # of those pretrainings
 

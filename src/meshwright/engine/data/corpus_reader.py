@@ -166,7 +166,10 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
         column = spelled_column(column, row)
         if column not in row:
             suggestions = closest(column, row)
-            others = f"; did you mean {suggestions[0]!r}?" if suggestions else f"; it has {some(list(row))}"
+            listed = [name if isinstance(one, str) else f"{name} ({_describe_type(one)})" for name, one in row.items()]
+                key if isinstance(value, str) else f"{key} ({_describe_type(value)})" for key, value in row.items()
+            ]
+            others = f"; did you mean {suggestions[0]!r}?" if suggestions else f"; it has {some(listed)}"
             yield _BadValue(f"{NO_COLUMN}{column!r}{others}")
         else:
             value = row[column]

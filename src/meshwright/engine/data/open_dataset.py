@@ -145,7 +145,7 @@ def _stream(recipe: Recipe, name: str, vocab: int, pretrained: Path | None, fiel
             raise token_out_of_vocab(name, manifest.max_token, vocab)
         return stream
     if path.exists() and (path.is_dir() or path.name.lower().endswith(SUFFIXES)):
-        return _tokenize_stream(recipe, path, vocab, pretrained)
+        return _tokenize_stream(recipe, path, vocab, pretrained, field)
     raise _not_found(name, path, field)
 
 
@@ -167,7 +167,7 @@ def named_vocab(recipe: Recipe, name: str, published: int) -> int:
     return highest_id(load_tokenizer(recipe)) + 1
 
 
-def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | None) -> Stream:
+def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | None, field: str) -> Stream:
     from meshwright.engine.data.tokenize import BadLineError, tokenize_cached
     from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 
@@ -176,7 +176,8 @@ def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | 
     try:
         return tokenize_cached(path, tokenizer, text_column(recipe.data), recipe.data.documents)
     except BadLineError as error:  # the options of tokenize are not those of a training
-        raise bad_lines_error(bad_lines(path, recipe.data) or [error.reason], path, recipe.data) from None
+        lines = bad_lines(path, recipe.data) or [error.reason]
+        raise bad_lines_error(lines, path, recipe.data, field) from None
 
 
 def _not_found(name: str, path: Path, field: str) -> InputError:

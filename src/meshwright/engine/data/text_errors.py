@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from meshwright.engine.data.shards import is_shard_folder
 from meshwright.errors import InputError, some
 from meshwright.recipes.types import Data
 
+ONLY_COLUMN = re.compile(r"(?:; it has |did you mean ')(\w+)(?:$|'\?)")
 READ_BYTES = 32 << 20  # of a dataset's text that are read for an answer that should be instant
 
 
@@ -42,11 +44,24 @@ def bad_lines(path: Path, data: Data) -> list[str]:
 def bad_lines_error(lines: Sequence[str], path: Path, data: Data, field: str = FIELD) -> InputError:
     """Return the error of lines that are not documents, with what leaves them out or reads them."""
     if f": {NO_COLUMN}" in lines[0]:
-        fix: tuple[str, ...] = ("data.columns.text=COLUMN", "--goal sft or --goal peft, if its rows are conversations")
-    else:  # in a folder, the file without them would be read too
-        fix = without_rows(lines) if path.is_file() else ()
-    reason = some(lines, 1 + SHOWN_ERRORS, "; ")
-    return InputError(reason, field=field, value=str(path), fix=(*fix, _skipping(path, data)))
+        return InputError(_listed(lines), field, str(path), _with_column(lines[0], path, data, field))
+    fix = without_rows(lines) if path.is_file() else ()  # in a folder, the file without them would be read too
+    return InputError(_listed(lines), field, str(path), (*fix, _tokenizing(path, data, text_column(data))))
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return some(lines, 1 + SHOWN_ERRORS, "; ")
+
+
+def _with_column(line: str, path: Path, data: Data, field: str) -> tuple[str, ...]:
+    """Return what reads rows whose texts are in another column: data.columns is that of the training data, too."""
+    only = ONLY_COLUMN.search(line)
+    column = only[1] if only else "COLUMN"
+    if field != FIELD:
+        return (f"{_tokenizing(path, data, column, skips=False)}, then {field}=TOKENS",)
+    skips = ":1:" not in line  # the first row has it
+    read = _tokenizing(path, data, text_column(data) if skips else column, skips)
+    return f"data.columns.text={column}", "--goal sft or --goal peft, if its rows are conversations", read
 
 
 def text_column(data: Data) -> str:
@@ -54,10 +69,10 @@ def text_column(data: Data) -> str:
     return data.columns.get("text", "text")
 
 
-def _skipping(path: Path, data: Data) -> str:
+def _tokenizing(path: Path, data: Data, column: str, skips: bool = True) -> str:
     words = ["meshwright", "tokenize", str(path), "--tokenizer", data.tokenizer or "FOLDER", "--out", "TOKENS"]
-    column = ["--column", text_column(data)] if "text" in data.columns else []
-    return shlex.join([*words, *column, "--skip-bad-lines"])
+    named = ["--column", column] if column != "text" else []
+    return shlex.join([*words, *named, *(["--skip-bad-lines"] if skips else [])])
 
 
 def _size(block: Block) -> int:

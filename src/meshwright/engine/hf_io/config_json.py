@@ -1,7 +1,8 @@
-"""Writes config.json so that transformers 4 and 5 read the same rotary positions from it.
+"""Writes config.json so that transformers 4 and 5 read the same model from it.
 
-transformers 5 has them in `rope_parameters`, which version 4 does not know: it takes the default base (10,000) without
-an error, and so does vLLM where version 4 is installed. Both read the older keys.
+transformers 5 has the rotary positions in `rope_parameters`, which version 4 does not know: it takes the default base
+(10,000) without an error, and so does vLLM where version 4 is installed. The same holds for the number of Qwen3's
+experts, which version 5 has renamed. Both versions read the older keys.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ OUTSIDE = ("rope_theta", "partial_rotary_factor")  # beside the other settings i
 LONG = ("short_factor", "long_factor")  # version 4 takes no others for longrope
 LAYER_TYPES = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
 """Kinds of layers with a table each, and the base of each in version 4."""
+EXPERTS = ("num_local_experts", "num_experts")  # of versions 5 and 4
+RENAMED_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text")
+"""Types of which version 5 writes the number of experts under another key than version 4 reads."""
 WITH_LAYER_TYPES = ("gemma3_text", "gemma3n_text")
 
 
@@ -29,12 +33,17 @@ def write_config(folder: Path, config: Any) -> None:
 
 
 def with_older_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config.json and its sections, with version 4's keys of the rotary positions."""
+    """Return the values of a config.json and its sections, with version 4's keys."""
     sections = {key: with_older_keys(one) for key, one in values.items() if key.endswith("_config") and _is_table(one)}
-    return {**_older_keys(values), **values, **sections}
+    return {**_rotary(values), **_experts(values), **values, **sections}
 
 
-def _older_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+def _experts(values: Mapping[str, Any]) -> dict[str, Any]:
+    new, old = EXPERTS
+    return {old: values[new]} if values.get("model_type") in RENAMED_EXPERTS and new in values else {}
+
+
+def _rotary(values: Mapping[str, Any]) -> dict[str, Any]:
     table = values.get(RULES) or {}
     kinds = {kind: table[kind] for kind in LAYER_TYPES if _is_table(table.get(kind))}
     if values.get("model_type") in WITH_LAYER_TYPES and len(kinds) == len(LAYER_TYPES):

@@ -36,17 +36,28 @@ def config_for(recipe: Recipe) -> Any:
             text = with_layers(text, [i % layer_count(text) for i in range(value)])
         elif field == "rope_theta":
             text = _with_rope_base(text, value)
-            published = text.get("max_position_embeddings")
-            if isinstance(published, int):  # what reads the trained model accepts the length it was trained on
-                text["max_position_embeddings"] = max(published, recipe.data.seq_length)
         else:
             text[number_name(text, field)] = value
+    text = _with_positions(text, recipe)
     if recipe.train.init_std:
         if "initializer_range" not in text:
             reason = f"the initialization of {text.get('model_type')} has no standard deviation of its own"
             raise InputError(reason, field="train.init_std", value=recipe.train.init_std, fix=("train.init_std=0",))
         text["initializer_range"] = recipe.train.init_std
     return transformers_config(_with_language(values, text))
+
+
+def _with_positions(text: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Return the config with the positions of a longer pretraining: what reads the trained model accepts its length.
+
+    Scaled rotary positions depend on this number, so it stays unless the recipe has another base.
+    """
+    published, rope = text.get("max_position_embeddings"), text.get("rope_parameters")
+    plain = isinstance(rope, Mapping) and rope.get("rope_type", "default") == "default" and "rope_theta" in rope
+    longer = recipe.goal == "pretrain" and plain
+    if not isinstance(published, int) or not (longer or recipe.architecture.rope_theta):
+        return dict(text)
+    return {**text, "max_position_embeddings": max(published, recipe.data.seq_length)}
 
 
 def _with_rope_base(text: Mapping[str, Any], base: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from meshwright.frameworks.trainer_program import (
     program_data_notes,
     program_text,
     with_data,
+    without_balancing,
     without_model,
 )
 from meshwright.frameworks.types import ExportedConfig, Program
@@ -95,7 +96,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     program = program_text(recipe, model, arguments.removesuffix(".py"))
     named = with_data(recipe) if program else recipe
     text, carried, lost = program_file(named, micro, steps, recomputes, sharded=not alone)
-    lost = (*lost, *(lost_by_program(recipe) if program else ()))
+    lost = (*lost, *without_balancing(recipe, model), *(lost_by_program(recipe) if program else ()))
     carried = (*carried, *(carried_by_program(recipe) if program else ()))
     rest = [one for one in unmapped if one.field not in carried and one.field not in {two.field for two in lost}]
     return ExportedConfig(

@@ -11,12 +11,14 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.trainer_args import PROGRAM, file_name, program_file, program_notes
 from meshwright.frameworks.trainer_program import (
+    BALANCING,
     NO_DATA,
     carried_by_program,
     lost_by_program,
     program_data_notes,
     program_text,
     with_data,
+    without_balancing,
     without_model,
 )
 from meshwright.frameworks.types import ExportedConfig, Program
@@ -65,11 +67,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         FILE,
         layout.strategy == "fsdp2",
     )
-    lost = (*lost, *(lost_by_program(recipe) if program else ()))
+    lost = (*lost, *without_balancing(recipe, model), *(lost_by_program(recipe) if program else ()))
     carried = (*carried, *(carried_by_program(recipe) if program else ()))
     missing = {*(one.field for one in unmapped), *of_trainer}  # in the JSON file
     without = {one.field: one for one in lost if one.field in missing}
-    only = tuple(one for one in lost if one.field in (*of_trainer, *NO_DATA))
+    only = tuple(one for one in lost if one.field in (*of_trainer, *NO_DATA, *({BALANCING} - missing)))
     return ExportedConfig(
         framework=framework.name,
         files={FILE: json.dumps(ordered, indent=2) + "\n", arguments: text, **({PROGRAM: program} if program else {})},

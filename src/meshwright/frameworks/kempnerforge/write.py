@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.beyond_sizes import require_plain
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.kempnerforge.parse import data_ranks, model_of
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
@@ -24,6 +25,7 @@ KEEP = (
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
+    require_plain(recipe, model, framework.title)
     sizes = _sizes(model)
     derived = (*framework.derived_fields, "train.init_std")
     fields = [key for key in relevant_fields(recipe, model) if key not in derived]

@@ -74,7 +74,10 @@ def _distance(row: bridge_recipes.BridgeRecipe, recipe: Recipe) -> tuple[bool, b
 
 
 def _same(row: bridge_recipes.BridgeRecipe, recipe: Recipe, model: ModelSpec) -> bool:
-    same_model = row.model == shipped_id(model) or bridge_recipes.model_of(row) == model.name
+    if row.model:
+        same_model = row.model == shipped_id(model) or bridge_recipes.model_of(row) == model.name
+    else:  # without a hub id, as models of one's own: the recipe's name has the model
+        same_model = f"{model.name}_{row.goal}_config" in row.aliases
     return same_model and row.goal == recipe.goal and row.benchmark == recipe.benchmark and not row.raises
 
 

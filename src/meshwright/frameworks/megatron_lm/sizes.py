@@ -12,6 +12,8 @@ from meshwright.frameworks.types import SourcedValue
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, ModelSpec, MoE
 from meshwright.recipes.types import Recipe
 
+UNGATED = ("relu2", "gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "")
+"""Activations of blocks without a gate that flags can name; without one, Megatron-LM computes GELU."""
 LETTERS = ((Mamba2, "M"), (Attention, "*"), (Dense, "-"), (MoE, "E"))
 
 
@@ -132,6 +134,8 @@ def _blocks(model: ModelSpec) -> dict[str, Any]:
     }
     if first.gated and model.activation != "silu":
         raise _unsupported(model, f"Megatron-LM has no flag for gated {model.activation}")
+    if not first.gated and model.activation not in UNGATED:
+        raise _unsupported(model, f"Megatron-LM has no flag for {model.activation}")
     if sparse is None:
         return flags
     routed = [isinstance(block, MoE) for block in blocks]

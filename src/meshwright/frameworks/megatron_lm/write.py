@@ -12,6 +12,7 @@ import msgspec
 from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.display import plural
+from meshwright.frameworks.beyond_sizes import require_plain
 from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes
 from meshwright.frameworks.environment import required_variables
 from meshwright.frameworks.framework import Framework
@@ -68,6 +69,7 @@ ADAM_ONLY = {
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
+    require_plain(recipe, model, framework.title)
     skipped = (*DERIVED, *(["kernels.te_rng_tracker"] if _captures(recipe) else []))
     fields = [key for key in relevant_fields(recipe, model) if key not in skipped]
     settings, unmapped = to_settings(framework, recipe, fields)
