@@ -363,14 +363,14 @@ def test_a_lower_rate_keeps_the_end_of_the_decay_and_says_nothing(meshwright: An
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "answered"),
     [
         ("zero_optimization.stage=2", "where it sets layout.strategy"),
         ("gradient_clipping=0.5", "where it sets optimizer.clip_grad: write that here"),
         ("dataloader.shuffle=false", "without a field here: change it there"),
     ],
 )
-def test_a_key_of_a_framework_that_is_no_override_says_what_is(meshwright: Any, typed: str, told: str) -> None:
+def test_a_key_of_a_framework_that_is_no_override_says_what_is(meshwright: Any, typed: str, answered: str) -> None:
     answer = meshwright("check", "llama3_8b_sft_config", typed)
     assert answer.code == 2
-    assert told in answer.err
+    assert answered in answer.err

@@ -18,7 +18,7 @@ def test_the_page_opens_with_the_engines_of_the_default_plan(client: Any, cli: A
     assert len(page.numbers) >= 9
     assert all(value == at(answer, path) for path, value in page.numbers.items())
     assert any("engine=megatron" in one for one in page.addresses)
-    assert "automodel; meshwright's config loses less" in answer["answer"], "whose config it is is named"
+    assert "What else decides: meshwright " in answer["answer"], "whose strength or weakness it is is named"
 
 
 def test_two_plans_are_side_by_side(client: Any, cli: Any) -> None:
