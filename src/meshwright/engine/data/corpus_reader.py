@@ -167,8 +167,6 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
         if column not in row:
             suggestions = closest(column, row)
             listed = [name if isinstance(one, str) else f"{name} ({_describe_type(one)})" for name, one in row.items()]
-                key if isinstance(value, str) else f"{key} ({_describe_type(value)})" for key, value in row.items()
-            ]
             others = f"; did you mean {suggestions[0]!r}?" if suggestions else f"; it has {some(listed)}"
             yield _BadValue(f"{NO_COLUMN}{column!r}{others}")
         else:
