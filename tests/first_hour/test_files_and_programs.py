@@ -313,3 +313,48 @@ def test_what_a_recipe_does_not_have_of_a_qlora_is_listed(
     refused = meshwright("recommend", "a.yml", "--gpus", "1xRTX4090").err
     assert "bnb_4bit_use_double_quant=true" in refused
     assert "optimizer=paged_adamw_8bit (paged optimizer states have no field" in refused
+
+
+Z3 = '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}'
+AUTO_LR = """{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "zero_optimization": {"stage": 3},
+"train_micro_batch_size_per_gpu": "auto"}"""
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+mixed_precision: bf16
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+num_machines: 16
+num_processes: 128
+"""
+CHECKED = ("--model", "meta-llama/Llama-3.1-70B", "--gpus", "16x8xH200")
+
+
+@pytest.mark.parametrize(("name", "text"), [("ds.json", Z3), ("auto.json", AUTO_LR), ("acc.yaml", ACCELERATE)])
+@pytest.mark.parametrize("goal", ["sft", "peft"])
+def test_what_only_the_program_sets_is_no_finding(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, goal: str
+) -> None:
+    """With --goal sft, the rate and the data that we assume were warned about in every such file."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    assert meshwright("check", name, *CHECKED, "--goal", goal, "--json").json["findings"] == []
+    given = ("data.seq_length=8192", "layout.micro_batch_size=1", "layout.recompute=full")
+    for more in (("optimizer.lr=5e-6",), ("optimizer.lr=5e-6", "schedule.warmup_steps=100", "train.epochs=2")):
+        found = meshwright("check", name, *CHECKED, "--goal", goal, *given, *more, "--json")
+        assert (found.code, found.json["findings"]) == (0, [])  # it made up an optimizer section without a type
+    typed = meshwright("check", name, *CHECKED, "--goal", "sft", "optimizer.lr=5e-4", "--json").json["findings"]
+    assert [one["rule"] for one in typed] == ["learning_rate.fine-tuning"]
+
+
+@pytest.mark.parametrize("more", [(), ("--gpus", "16x8xH200")])
+def test_processes_of_one_machine_are_multiplied(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("acc.yaml").write_text(ACCELERATE.replace("128", "8"))
+    found = meshwright("check", "acc.yaml", "--model", "llama3-8b", *more, "--json").json["findings"]
+    assert {tuple(one["fix"]) for one in found if one["rule"].startswith("accelerate.")} == {("num_processes: 128",)}

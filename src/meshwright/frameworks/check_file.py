@@ -339,8 +339,18 @@ def _our_findings(
     request = imported.parsed.gpu_request
     assumed += [] if known or (request.count and not request.is_example) else ["GPUs"]
     found = found if known else [_downgrade_host(one) for one in found]
+    found = [one for one in found if not _is_of_unread_program(imported, one)]
     kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, cases)) for one in found]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
+
+
+def _is_of_unread_program(imported: ImportedRecipe, finding: Finding) -> bool:
+    """Return whether a warning rests on a value of ours for what only the program sets, which is not in the file."""
+    field, mapped = finding.field, imported.mapped
+    if finding.severity == "error" or not imported.parsed.leaves_to_program(field):
+        return False
+    stated = {*mapped.source_keys, *imported.parsed.field_values} - {*mapped.unresolved}
+    return field not in stated | {*imported.typed} and rules.RULES[finding.rule].subject != "memory"
 
 
 def _without_model(
@@ -614,7 +624,7 @@ def _notes(imported: ImportedRecipe, candidates: Sequence[Cluster], open_fields:
     """Yield what was not checked; `candidates` are the clusters tried in place of unknown GPUs."""
 
     def examples(fields: Sequence[str]) -> str:
-        return " ".join(f"{field}={text_of(field_value(imported.recipe, field))}" for field in fields)
+        return " ".join(f"{field}={text_of(field_value(imported.recipe, field))}" for field in dict.fromkeys(fields))
 
     run_time = [field for field in open_fields if field not in imported.unknown_fields]
     named = imported.named_model

@@ -74,6 +74,8 @@ class GpuRequest(msgspec.Struct, frozen=True):
         return f"{count // (size or 1)}x{size}x{gpu}" if several else f"{count}x{gpu}"
 
 
+OF_PROGRAM = ("data.", "optimizer.", "schedule.", "train.", "checkpoint.", "peft.")
+"""Fields that a training program sets where its config covers sharding and precision only."""
 NOT_ESTIMATED = "memory is not estimated"  # note of a file that trains a known model in a way that is not estimated
 
 
@@ -108,6 +110,10 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     stated_with: Mapping[str, str] = {}  # key that follows from another one → the key that the file has
     entry: str = ""  # name of the training program, if a script starts one
     referenced: ParsedConfig | None = None  # the DeepSpeed config that a config of Accelerate names
+
+    def leaves_to_program(self, field: str) -> bool:
+        """Return whether a training program that was not read sets this field, unless the file does."""
+        return field in self.unknown_fields or (bool(self.unknown_fields) and field.startswith(OF_PROGRAM))
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -39,9 +39,16 @@ def with_typed(imported: ImportedRecipe) -> ParsedConfig:
 
 
 def _keys_of_program(imported: ImportedRecipe) -> set[str]:
-    """Return the keys that the file does not have, of typed fields that its training program sets."""
-    fields = [key for key in imported.typed if key in imported.parsed.unknown_fields]
-    return to_settings(imported.framework, imported.recipe, fields)[0].keys() - imported.parsed.settings.keys()
+    """Return the keys that the file does not have, of typed fields that its training program sets.
+
+    A section that the file has is the config's: its program does not build that optimizer or schedule.
+    """
+    parsed, sections = imported.parsed, {key.partition(".")[0] for key in imported.parsed.settings}
+    found: set[str] = set()
+    for field in filter(parsed.leaves_to_program, imported.typed):
+        keys = to_settings(imported.framework, imported.recipe, [field])[0].keys() - parsed.settings.keys()
+        found |= {key for key in keys if field in parsed.unknown_fields or key.partition(".")[0] not in sections}
+    return found
 
 
 def removed_keys(imported: ImportedRecipe, touched: Sequence[str], after: Mapping[str, Any]) -> list[str]:

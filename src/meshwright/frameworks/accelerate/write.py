@@ -176,7 +176,7 @@ def environment(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def environment_of_file(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment that accelerate launch sets for a config: its settings, and the launcher's own defaults."""
+    """Return the environment that accelerate launch sets for a config: its settings, and its own defaults."""
     found = {key: value for key, value in settings.items() if value is not None}
     if distributed_type(found) == "FSDP":
         found = {**{f"{FSDP}{name}": value for name, value in FSDP_DEFAULTS.items()}, **found}

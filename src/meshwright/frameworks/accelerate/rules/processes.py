@@ -25,10 +25,13 @@ def _machines(ctx: RuleContext) -> Iterator[Problem]:
     rank = int_value(ctx, "machine_rank")
     if processes and machines > 0 and processes % machines:
         each = processes // machines
+        total = each * machines or processes * machines  # fewer than machines: meant for each of them
+        if ctx.cluster is not None and ctx.cluster.world % machines == 0:
+            total = ctx.cluster.world
         yield Problem(
             f"num_processes={processes} is the total and is not divisible by num_machines={machines}: "
             f"{each} would start on each machine, {each * machines} in total",
-            (format_setting("num_processes", max(1, each) * machines),),
+            (format_setting("num_processes", total),),
             key="num_processes",
         )
     if rank is not None and not 0 <= rank < machines:
