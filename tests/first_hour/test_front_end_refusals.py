@@ -402,5 +402,5 @@ def test_fixes_in_two_files_are_tried_together(capsys: pytest.CaptureFixture[str
     assert code == 1
     assert '"fp16": {"enabled": false}' in printed
     assert "--gradient_accumulation_steps 6" in printed
-    assert "removes 2 findings" in printed
+    assert "removes 3 findings" in printed  # the other format is refused with and without --bf16
     assert "leaves deepspeed.zero-warmup" in printed

@@ -257,8 +257,10 @@ def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
         return Remedy(try_=(text,), what="action", why=why, there=there)
     ran = case.recipe.optimizer.lr
     values = {lr: _within_rules(stats, ran, factor)}
-    if stats.states(least) and case.recipe.schedule.min_lr:
-        values[least] = _scaled(case.recipe.schedule.min_lr, values[lr] / ran)  # as it follows a rate that is typed
+    if stats.states(least) and (low := case.recipe.schedule.min_lr):
+        is_rules = values[lr] < _scaled(ran, factor)  # whose minimum is the run's, as in the fix of check
+        follows = _scaled(low, values[lr] / ran)  # as it follows a rate that is typed
+        values[least] = min(low, _scaled(values[lr], 0.1)) if is_rules else follows
         return contract(stats, values, why)
     # The minimum of our recipe is not the run's: framework settings that derive from it would be wrong.
     other = RunStats(stats.run, case.rebuild(override.change(case.recipe, {least: 0.0})[0]))

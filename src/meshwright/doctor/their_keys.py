@@ -207,7 +207,7 @@ def settings_there(run: Run, case: Case | None, texts: tuple[str, ...]) -> tuple
         if run.kind == "transformers" and not run.header.framework:
             found = [general_settings(run, text) for text in texts]
         elif case is not None:
-            changed = override.change(case.recipe, override.requested(case.recipe, texts))[0]
+            changed = override.change(case.recipe, override.requested(case.recipe, texts, follows=False))[0]
             return to_framework_settings(run, case, changed)
         else:
             found = [general_settings(run, text) for text in texts]
