@@ -149,6 +149,35 @@ def test_overfitting_is_found_in_the_logs_of_every_trainer(meshwright: Any, tmp_
     assert "loss.overfitting" in answer["not_examined"]
 
 
+PROGRAM = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+args = TrainingArguments(output_dir="out", num_train_epochs=10, per_device_train_batch_size=1, learning_rate=6e-4,
+                         bf16=True, deepspeed="ds.json")
+trainer = Trainer(model=AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B"), args=args)
+trainer.train()
+"""
+SWIFT = """
+NPROC_PER_NODE=1 swift sft --model Qwen/Qwen3-0.6B --tuner_type lora --dataset a.jsonl --num_train_epochs 10 \\
+    --learning_rate 6e-4 --per_device_train_batch_size 1 --max_length 512
+"""
+
+
+def test_remedies_of_a_training_by_epochs_are_written_as_its_program_has_them(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "console.log").write_text(hf_console())
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    for name, text, length in (
+        ("train.py", PROGRAM, ["without num_train_epochs", "max_steps=400"]),
+        ("sft.sh", SWIFT, ["--max_steps 400"]),
+    ):
+        (tmp_path / name).write_text(text)
+        words = ("doctor", str(tmp_path / "console.log"), "--recipe", str(tmp_path / name), "--gpus", "1xH100")
+        findings = {one["rule"]: one for one in meshwright(*words, "--json").json["findings"]}
+        remedies = {one["try"][0]: one["there"] for one in findings["loss.overfitting"]["remedies"]}
+        assert remedies["train.steps=400"] == length
+        assert "run.differs-from-file" in findings
+    assert remedies["optimizer.lr=0.00015"] == ["--learning_rate 0.00015"]  # half of the log's, not of the file's
+
+
 def automodel(steps: int = 60, header: bool = True) -> str:
     """Return the log of AutoModel on 8 GPUs with tp=4: tps is of all, and /gpu is divided by dp × cp = 2 only."""
     begin = "2026-11-01 00:00:00 | INFO | root | "

@@ -157,7 +157,7 @@ def _with_file(run: Run, target: str | None, gpus: str | int | None) -> Run:
         return run
     header = msgspec.structs.replace(run.header, file=target, file_fields=_fields_of(content, theirs))
     if theirs is not None and theirs.name in FRONT_ENDS:  # fixes are lines of its file, as for its log
-        header = msgspec.structs.replace(header, front_end=theirs.name)
+        header = msgspec.structs.replace(header, front_end=theirs.name, settings=theirs.parse(content).settings)
     elif theirs is not None and doctor.ENGINE.get(run.kind) in (None, theirs.engine):
         header = msgspec.structs.replace(header, framework=theirs.name, settings=theirs.parse(content).settings)
     return msgspec.structs.replace(run, header=header)

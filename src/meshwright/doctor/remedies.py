@@ -13,6 +13,7 @@ from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.doctor.advised_rate import LR, advised_rate
 from meshwright.doctor.finding import Remedy, What
+from meshwright.doctor.logged_rate import rate_unlike_file
 from meshwright.doctor.run import Run
 from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.their_keys import is_impossible, named_setting, stated_settings, to_framework_settings
@@ -255,7 +256,8 @@ def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
         text = f"{MANY[factor]} the learning rate that ran and of its minimum"
         there = named_setting(stats.run, lr, f"<{MANY[factor]} now>")
         return Remedy(try_=(text,), what="action", why=why, there=there)
-    ran = case.recipe.optimizer.lr
+    unlike = rate_unlike_file(stats)
+    ran = case.recipe.optimizer.lr if unlike is None else unlike.logged
     values = {lr: _within_rules(stats, ran, factor)}
     if stats.states(least) and (low := case.recipe.schedule.min_lr):
         is_rules = values[lr] < _scaled(ran, factor)  # whose minimum is the run's, as in the fix of check

@@ -149,9 +149,12 @@ def _trainer_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
         found[ACCUMULATION] = str(max(changed.train.global_batch_size // samples, 1))
     if run.header.file.endswith(".py"):
         return tuple(f"{key}={PYTHON_WORDS.get(value, value)}" for key, value in found.items())
+    lines = (f"{key}: {value}" for key, value in found.items())
     if run.header.front_end:
-        return in_front_end(run.header.front_end, found)
-    return tuple(f"{key}: {value}" for key, value in found.items())
+        lines = iter(in_front_end(run.header.front_end, found))
+    files = {one.file for one in stated_settings(run).values()}
+    is_command = run.header.file.endswith(".sh") and not any(one.endswith((".yaml", ".yml")) for one in files)
+    return tuple(f"--{line.replace(': ', ' ', 1)}" if is_command else line for line in lines)
 
 
 def _kept_batch(

@@ -70,6 +70,7 @@ def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
     """Yield the arguments that a fix changes, as the program is given them; raise InputError if one cannot be given."""
     program, own = imported.parsed.program, program_fields(imported)
     tables = {**TRAINER, **CHATS, **ADAPTER}
+    written: dict[str, Any] = {}
     for field in own:
         before, after = field_value(recipe, field), field_value(changed, field)
         if before == after:
@@ -85,8 +86,9 @@ def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
             yield from program.formatted(after, True) if after in HALF_PRECISIONS else ()
             continue
         name = program.sources.get(field, "")
-        for argument, value in _arguments(tables.get(field), changed, name, after).items():
-            yield from program.formatted(argument, value)
+        written |= _arguments(tables.get(field), recipe, changed, name, after)
+    for argument, value in written.items():
+        yield from program.formatted(argument, value)
 
 
 def _half_precision(program: ProgramArguments) -> str:
@@ -115,12 +117,14 @@ def _bits(program: ProgramArguments, before: str, after: str) -> Iterator[str]:
             yield from program.formatted(f"load_in_{QUANTIZED[method]}bit", is_on)
 
 
-def _arguments(table: Any, changed: Recipe, name: str, value: Any) -> Mapping[str, Any]:
-    """Return the arguments of a field, by the name that the program uses."""
+def _arguments(table: Any, recipe: Recipe, changed: Recipe, name: str, value: Any) -> Mapping[str, Any]:
+    """Return the arguments of a field, by the name that the program uses; None for one that another replaces."""
     try:
-        found = dict(table(changed)) if table is not None else {}
+        before, found = (dict(table(one)) if table is not None else {} for one in (recipe, changed))
     except InputError:
         return {}
+    if len(before) == len(found) == 1 and before.keys() != found.keys():  # steps in place of epochs
+        return {name or next(iter(before)): None, **found}
     if len(found) == 1 and name:
         return {name: next(iter(found.values()))}
     if found or not name:
