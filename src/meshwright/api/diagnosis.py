@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,6 +47,7 @@ from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.other_trainers import OtherLossError, OtherTrainerError
 from meshwright.frameworks.required_changes import ChangedFile
 from meshwright.frameworks.to_recipe import import_recipe
+from meshwright.notes import no_notes
 from meshwright.planner import calibration_notes
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
@@ -221,7 +222,8 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         notes = tuple(assumptions(run, case, overrides, reduced))
         if (closest := closest_recipe(case)) and request.recipe is None:
             notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
-        if request.recipe is None and (unstated := unstated_layout(run, case, overrides)):
+        of_model = request.recipe is None or not index.is_known(request.recipe)
+        if of_model and (unstated := unstated_layout(run, case, overrides)):
             notes = (*notes, unstated)
         other = contradicting_model(run, case.model)
         notes = (*((f"{other}: the estimate is for the latter",) if other else ()), *notes)
@@ -289,7 +291,8 @@ def _requested_case(
     changes = logged_overrides(run, overrides)
     option = "--recipe" if request.recipe else "--model"
     try:
-        case = estimate(target, **named, overrides=changes).case
+        with nullcontext() if overrides else no_notes():  # what the log states is nobody's override
+            case = estimate(target, **named, overrides=changes).case
     except InputError as error:
         if error.value != target or not error.reason.startswith("unknown"):  # the mistake is another one
             raise

@@ -98,7 +98,7 @@ def _measured_log(run: Run, ran_on: Cluster, question: Question, job: Job | None
     A log that does not name its model ran the plan's file; one whose model is not in the catalogue ran the plan's.
     """
     header, same_gpus = run.header, ran_on.world == question.cluster.world
-    is_named = bool(header.arguments or header.model or header.recipe_name)
+    is_named = bool(header.states_settings or header.model or header.recipe_name)
     if not is_named and header.recipe is None and job is not None and job.content is not None and same_gpus:
         header = msgspec.structs.replace(header, file=job.content.path, file_fields=frozenset(recipe_fields()))
         case = planner.case_of(job.recipe, job.model, ran_on, job.engine)

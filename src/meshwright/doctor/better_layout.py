@@ -55,7 +55,7 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
 def states_layout(stats: RunStats) -> bool:
     """Return whether the layout is that of the run, not one that is assumed for it."""
     header = stats.run.header
-    known = header.states_layout or bool(header.arguments) or header.recipe is not None or bool(header.file)
+    known = header.states_layout or header.states_settings or header.recipe is not None or bool(header.file)
     return known or (stats.stated is not None and any(f"layout.{name}" in stats.stated for name in DEGREES))
 
 

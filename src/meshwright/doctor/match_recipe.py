@@ -13,6 +13,7 @@ import msgspec
 from meshwright import clusters, frameworks, models
 from meshwright.clusters import Cluster
 from meshwright.doctor.check_logged import implied_length
+from meshwright.doctor.formats.printed_config import config_content
 from meshwright.doctor.run import ENGINE, FieldDifference, Run
 from meshwright.errors import InputError
 from meshwright.frameworks.schedule_units import length_keys, with_lengths
@@ -53,8 +54,8 @@ def case_of_run(
         missing = f"{recipe.model} on {gpus or run.header.gpus or recipe.cluster}"
         return None, f"no estimate: {missing} is not known here; add --recipe NAME{_gpus_option(run, gpus)}"
     cluster = _cluster(run, gpus)
-    if run.header.arguments:
-        return _from_arguments(run, cluster, overrides)
+    if run.header.states_settings:
+        return _from_settings(run, cluster, overrides)
     if run.header.recipe_name and index.is_known(run.header.recipe_name):
         recipe = override.apply(index.load(run.header.recipe_name), overrides)
         note = "the log names its recipe but not its overrides: the estimate is for the recipe as shipped"
@@ -83,8 +84,8 @@ def logged_model(run: Run) -> ModelSpec | None:
     with suppress(InputError):  # a folder of another machine, or arguments that do not describe a model
         if header.recipe is not None:
             return None if header.tiny else model_of(header.recipe)
-        if header.arguments:
-            return _read_arguments(run, ()).model
+        if header.states_settings:
+            return _read_settings(run, ()).model
         if header.recipe_name and index.is_known(header.recipe_name):
             return model_of(index.load(header.recipe_name))
         if header.model:
@@ -98,7 +99,7 @@ def contradicting_model(run: Run, other: ModelSpec) -> str:
     whole = not missing_arguments(run)  # otherwise the width of its blocks may be a default
     if logged is None or same_model(logged, other, whole):
         return ""
-    named = "" if run.header.arguments else f"{logged.name}, "
+    named = "" if run.header.states_settings else f"{logged.name}, "
     return f"{run.file} is of {named}{described(logged)}, not of {other.name}, {described(other)}"
 
 
@@ -160,7 +161,7 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
     keys, layout = _keys(extra) | run.header.file_fields, case.recipe.layout
     if run.header.arguments and (missing := missing_arguments(run)):
         yield f"{LACKS} {', '.join(missing)}: the estimate assumes the recipe's; overrides change it"
-    if run.header.arguments or run.header.recipe is not None:
+    if run.header.states_settings or run.header.recipe is not None:
         return
     if not keys & {"data.seq_length"} and not _states_length(run):
         yield (
@@ -215,9 +216,9 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
 def unstated_layout(run: Run, case: Case, extra: tuple[str, ...]) -> str:
     """Return what is assumed besides the degrees in Megatron's line of them; empty if the log or a file states more."""
     layout, stated = case.recipe.layout, _keys(extra) | run.header.overrides.keys()
-    if run.kind != "megatron" or not run.header.states_layout or run.header.arguments or run.header.file:
+    if run.kind != "megatron" or not run.header.states_layout or run.header.states_settings or run.header.file:
         return ""
-    names = ("micro_batch_size", *(("vp",) if layout.pp > 1 else ()), "recompute")
+    names = ("cp", "micro_batch_size", *(("vp",) if layout.pp > 1 else ()), "recompute")
     assumed = [f"layout.{name}={getattr(layout, name)}" for name in names if f"layout.{name}" not in stated]
     return f"the log does not state {' '.join(assumed)}: the estimate assumes it; overrides change it" * bool(assumed)
 
@@ -449,17 +450,20 @@ def _usual_batch(samples: float, multiple_of: int) -> int | None:
 
 
 def _stated_arguments(run: Run, *, with_unset: bool = True) -> dict[str, Any]:
-    """Return the fields that Megatron's argument dump sets; layout and kernels as a whole, as off is no flag.
+    """Return the fields that Megatron's arguments or config set; layout and kernels as a whole, as off is no flag.
 
     Without `with_unset`, only those of its lines: a recipe of ours has kernels that Megatron has no flag for.
     """
-    if not run.header.arguments:
+    if not run.header.states_settings:
         return {}
     try:
-        imported = _read_arguments(run, ())
+        imported = _read_settings(run, ())
     except InputError:
         return {}
     settings, keys = imported.parsed.settings, imported.mapped.source_keys
+    if run.header.config:
+        stated = {key for key in recipe_fields() if key in keys or (with_unset and key.startswith(HOW_IT_RUNS))}
+        return {key: field_value(imported.recipe, key) for key in recipe_fields() if key in stated - MODEL}
     recipe, lengths = imported.recipe, length_keys("megatron_lm", settings)
     batch = run.header.overrides.get("train.global_batch_size")
     if "global_batch_size" in settings or batch:
@@ -503,7 +507,11 @@ def _is_abridged(run: Run) -> bool:
     return bool(run.header.framework) and len(_dumped_arguments(run)) < WHOLE_DUMP
 
 
-def _read_arguments(run: Run, overrides: tuple[str, ...]) -> ImportedRecipe:
+def _read_settings(run: Run, overrides: tuple[str, ...]) -> ImportedRecipe:
+    """Read the arguments or the config that a log prints as a file of its framework."""
+    if run.header.config:
+        content = config_content(run.header.config, run.file)
+        return read_framework(frameworks.framework("megatron-bridge"), content, overrides=list(overrides))
     megatron = frameworks.framework("megatron-lm")
     content = frameworks.content_of("\n".join(run.header.arguments), f"{run.file} (arguments)", "shell")
     return read_framework(megatron, content, overrides=list(overrides))
@@ -511,7 +519,8 @@ def _read_arguments(run: Run, overrides: tuple[str, ...]) -> ImportedRecipe:
 
 def _with_logged_rate(run: Run, overrides: tuple[str, ...]) -> tuple[str, ...]:
     """Return overrides with the learning rate of the step lines, if neither the arguments nor the user state it."""
-    stated = any(flag.split()[0] == "--lr" for flag in run.header.arguments) or "optimizer.lr" in _keys(overrides)
+    in_log = bool(run.header.config) or any(flag.split()[0] == "--lr" for flag in run.header.arguments)
+    stated = in_log or "optimizer.lr" in _keys(overrides)
     rate = None if stated else run.peak_rate
     return (format_override("optimizer.lr", rate), *overrides) if rate else overrides
 
@@ -561,21 +570,25 @@ def _cluster(run: Run, gpus: str | Cluster | None) -> Cluster | None:
     return clusters.cluster(found) if isinstance(found, str) else found
 
 
-def _from_arguments(run: Run, where: Cluster | None, overrides: tuple[str, ...]) -> tuple[Case | None, str]:
-    """Parse the arguments that Megatron prints as if they were command-line flags."""
+def _from_settings(run: Run, where: Cluster | None, overrides: tuple[str, ...]) -> tuple[Case | None, str]:
+    """Parse the arguments or the config that Megatron prints as a file of its own."""
     if where is None:
         return None, _no_gpus(run)
     try:
-        reading = _read_arguments(run, _with_logged_rate(run, overrides))
+        reading = _read_settings(run, _with_logged_rate(run, overrides))
     except InputError as error:
-        return None, f"no estimate: the arguments in the log cannot be parsed ({error.reason}); add --recipe NAME"
+        what = "config" if run.header.config else "arguments"
+        return None, f"no estimate: the {what} in the log cannot be parsed ({error.reason}); add --recipe NAME"
     missing = missing_arguments(run)
     if reading.model is None:
         names = ", ".join(one for one in missing if one in MODEL_ARGUMENTS)
         part = f"its arguments lack {names}: use --model NAME, and the others are taken from the log"
         return None, f"no estimate: the log does not describe the model; {part}" if names else _no_recipe(run, where)
     lacks = f"{LACKS} {', '.join(missing)}: Megatron-LM's defaults are assumed; overrides change it"
-    return case_of(complete(reading, where), reading.model, where, reading.engine), lacks if missing else ""
+    recipe = complete(reading, where)
+    if run.header.config:  # its name would be that of the log
+        recipe = msgspec.structs.replace(recipe, name=reading.model.name)
+    return case_of(recipe, reading.model, where, reading.engine), lacks if missing else ""
 
 
 def _from_name(run: Run, where: Cluster, overrides: tuple[str, ...]) -> tuple[Case | None, str]:

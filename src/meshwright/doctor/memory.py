@@ -89,6 +89,8 @@ def _caveat(stats: RunStats) -> str:
         plan = "this run's recipe"
     elif header.arguments:
         plan = "the arguments in the log"
+    elif header.config:
+        plan = "the config in the log"
     else:
         settings = stats.case.recipe.name
         plan = f"{stats.case.model.name} with the settings of {settings}" if closest_recipe(stats.case) else settings

@@ -217,6 +217,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     states_layout: bool = False  # the overrides contain the degrees of parallelism
     arguments: tuple[str, ...] = ()  # Megatron's, as command-line flags
     off_arguments: tuple[str, ...] = ()  # names of Megatron's that are None, False or empty
+    config: str = ""  # Megatron-Bridge's, as YAML
     file: str = ""  # that the user names as what ran
     file_fields: frozenset[str] = frozenset()  # fields of ours that it sets
     file_differences: tuple[FieldDifference, ...] = ()  # settings that the log states otherwise
@@ -229,6 +230,11 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     assumed_gpus: bool = False  # neither the log nor the user names them
     mock_data: bool = False
     tiny: bool = False  # random weights of a small model, from --tiny or bench
+
+    @property
+    def states_settings(self) -> bool:
+        """Whether the log has the settings of its framework, as arguments or as a config."""
+        return bool(self.arguments or self.config)
 
     @property
     def gpus_option(self) -> str:

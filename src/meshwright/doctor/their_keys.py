@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
+from meshwright.doctor.formats.printed_config import config_content
 from meshwright.doctor.required_settings import with_required
 from meshwright.doctor.run import LogFormat, Run
 from meshwright.errors import InputError
@@ -252,7 +253,9 @@ def _of_trainer(run: Run, arguments: Mapping[str, str]) -> tuple[str, ...] | Non
 
 def stated_settings(run: Run) -> Settings:
     """Return the settings of the framework that the log or the run's own file states; empty if it has neither."""
-    if run.header.framework or not run.header.arguments:
+    if run.header.framework or not run.header.states_settings:
         return run.header.settings
+    if run.header.config:
+        return frameworks.framework("megatron-bridge").parse(config_content(run.header.config, run.file)).settings
     content = frameworks.content_of("\n".join(run.header.arguments), f"{run.file} (arguments)", "shell")
     return frameworks.framework("megatron-lm").parse(content).settings

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.doctor.formats.printed_config import PrintedConfig, printed_config
 from meshwright.doctor.formats.rank_times import RankTimes
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
@@ -61,6 +62,8 @@ DEGREES = {
     "pipeline_model_parallel_size": re.compile(r"(?<!encoder-)pipeline-model-parallel size: (\d+)"),
 }
 """Values of the line that Megatron prints before its arguments; in some versions nothing separates two of them."""
+INITIALIZED = re.compile(r"> initialized (tensor|pipeline) model parallel with size (\d+)")
+"""What Megatron-Bridge prints of its layout without its runner, which prints the whole config."""
 LAYOUT_FIELDS = {
     "tensor_model_parallel_size": "layout.tp",
     "pipeline_model_parallel_size": "layout.pp",
@@ -69,7 +72,10 @@ LAYOUT_FIELDS = {
 
 IS_BRIDGE = re.compile(r"megatron[./]bridge|GPU utilization: \S+MODEL_TFLOP/s/GPU|Task Configuration -")
 """What only Megatron-Bridge prints: its module, its line of each step, the head of its config."""
-RELEVANT = (LAYOUT_LINE, "before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA", "MnRtt/Rnk")
+RELEVANT = (
+    LAYOUT_LINE, "> initialized ", "before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA",
+    "MnRtt/Rnk",
+)  # fmt: skip
 """Every other line that is parsed contains one of these."""
 
 PARTS = {
@@ -111,6 +117,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
             continue
         elif LAYOUT_LINE in text:
             layout = {name: degree[1] for name, regex in DEGREES.items() if (degree := regex.search(text))}
+        elif degree := INITIALIZED.search(text):
+            layout[f"{degree[1]}_model_parallel_size"] = degree[2]
         elif START.search(text):
             steps.start()
         elif done := VALIDATION.search(text):
@@ -141,7 +149,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     rows = steps.all()
     header = _run_header(arguments, layout, total, gpu, rows[-1].samples if rows else None)
     if not arguments and any(IS_BRIDGE.search(line.text) for line in lines):
-        header = msgspec.structs.replace(header, program="megatron-bridge")
+        header = _with_config(header, printed_config(lines, path), rows[-1].samples if rows else None)
     return Run(
         kind="megatron",
         path=path,
@@ -153,6 +161,15 @@ def read(lines: Sequence[Line], path: str) -> Run:
         retries=retries,
         retry_line=retry_line,
     )
+
+
+def _with_config(header: RunHeader, found: PrintedConfig | None, samples: int | None) -> RunHeader:
+    """Return the header of a log of Megatron-Bridge, with the config in it."""
+    header = msgspec.structs.replace(header, program="megatron-bridge")
+    if found is None:
+        return header
+    tokens = found.length * samples if found.length and samples else None
+    return msgspec.structs.replace(header, config=found.text, seq_length=found.length, tokens_per_step=tokens)
 
 
 def _argument(text: str) -> tuple[str, str] | None:

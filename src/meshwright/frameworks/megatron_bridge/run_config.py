@@ -20,6 +20,7 @@ from meshwright.recipes.types import Goal
 from meshwright.rules.rule import Finding
 
 SFT_DATA = ("GPTSFTDatasetConfig", "FinetuningDatasetConfig", "HFDatasetConfig", "DirectHFSFTDatasetConfig")
+PRETRAINING_DATA = ("GPTDatasetConfig", "MockGPTDatasetConfig", "GPTFIMDatasetConfig")
 OBJECT_KEYS = re.compile(r"\._(target|call|partial|args|name)_(\[\d+\])?$")
 
 
@@ -106,7 +107,10 @@ def goal(settings: Settings) -> Goal:
     if any(key.startswith("peft.") for key in settings):
         return "peft"
     dataset = settings.get("dataset._target_")
-    fine_tuning = dataset is not None and str(dataset.value).rsplit(".", 1)[-1] in SFT_DATA
+    data = "" if dataset is None else str(dataset.value).rsplit(".", 1)[-1]
+    if data in PRETRAINING_DATA:  # with initial weights, it continues
+        return "pretrain"
+    fine_tuning = data in SFT_DATA
     checkpoint = settings.get("checkpoint.pretrained_checkpoint")
     return "sft" if fine_tuning or (checkpoint is not None and checkpoint.value) else "pretrain"
 
