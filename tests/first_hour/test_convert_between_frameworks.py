@@ -170,6 +170,12 @@ def test_a_script_does_not_list_as_missing_what_it_sets(meshwright: Any, tmp_pat
 
 def test_the_split_of_random_tokens_names_the_key_of_bridge(meshwright: Any, tmp_path: Path) -> None:
     path = mixtral(tmp_path, "--rotary-base 1000000 --split 99990,8,2")
+    refused = meshwright("export", path, "--to", "megatron-bridge", "--gpus", "8xH200")
+    assert (refused.code, "no bridge for MixtralForCausalLM" in refused.err) == (2, True)
+    words = Path(path).read_text().split()
+    start = words.index("--num-experts")  # without experts, it is Mistral 7B
+    dense = words[:start] + words[words.index("--recompute-granularity") :]
+    Path(path).write_text(" ".join(word for word in dense if word != "\\"))
     found = meshwright("export", path, "--to", "megatron-bridge", "--gpus", "8xH200").out
     assert "has no key for it" not in next(line for line in found.splitlines() if "data.validation_part" in line)
     named = meshwright("export", path, "--to", "megatron-bridge", "--gpus", "8xH200", "data.dataset=/data/tokens").out

@@ -111,6 +111,9 @@ def test_the_model_of_a_model_is_another_target(here: Path, meshwright: Any) -> 
     assert "remove --model | llama3-8b in place of dense" in refused.err
     planned = ("recommend", "dense", "--goal", "pretrain", "--gpus", "1xH100", "--framework", "torchtitan")
     assert "--engine torchtitan | remove --framework" in meshwright(*planned).err
+    (here / "dense").rename("olmo")
+    assert "fix:   ./olmo" in meshwright("train", "olmo", *TRAIN).err
+    assert "/olmo (" in meshwright("recommend", "./olmo", "--goal", "pretrain", "--gpus", "1xH100").out
 
 
 def test_the_check_before_the_start_imports_no_torch() -> None:

@@ -214,6 +214,9 @@ def test_models_without_a_hub_id_are_not_a_framework_recipe_without_one(meshwrig
         refused = meshwright("export", "vanilla_gpt_pretrain_config", "--model", model, *to_bridge)
         assert refused.code == 2, refused.out
         assert "Megatron-Bridge has no" in refused.err
+    for published in ("olmo2_7b", "mixtral_8x7b", "phi4_14b"):  # as of an own config.json of the type
+        refused = meshwright("export", published, "--goal", "pretrain", *to_bridge)
+        assert (refused.code, "Megatron-Bridge has no bridge for " in refused.err) == (2, True)
     for name in ("vanilla_gpt_pretrain_config", "gpt3_175b_pretrain_config"):
         assert f"--recipe {name}" in meshwright("export", name, *to_bridge).out
 

@@ -23,7 +23,7 @@ OTHERS = {
     **{family: f"{family}Layer" for family in ("GPTNeoX", "GPTNeoXJapanese")},
     **{family: f"{family}TextDecoderLayer" for family in TEXT_FAMILIES},
     **dict.fromkeys(("BioGpt", "OpenAIGPT", "CTRL", "AriaText", "Jamba", "OlmoHybrid", "Zamba", "Zamba2"), ""),
-    **dict.fromkeys(("Mistral3", "Kimi_K25", "KimiK3"), ""),
+    **dict.fromkeys(("Mistral3", "KimiK25", "KimiK3"), ""),
     **dict.fromkeys(("MiMo", "Step3p7Flash", "DeciLM", "NemotronHPuzzle"), ""),
 }
 """Layer classes that are not the family's name and DecoderLayer; empty: several, or code of the model's own."""

@@ -9,10 +9,11 @@ from math import log2, prod
 
 import msgspec
 
+from meshwright import file_access
 from meshwright.clusters import DEFAULT_GPU
 from meshwright.clusters import is_known as is_known_gpu
 from meshwright.display import Entry
-from meshwright.errors import unknown
+from meshwright.errors import InputError, unknown
 from meshwright.models import GatedDelta, LinearMixer, Mamba2, ModelSpec, find, is_own_name
 from meshwright.models import search as search_models
 from meshwright.recipes import build
@@ -90,6 +91,9 @@ def resolve(name: str) -> str:
     for benchmark in (False, True):  # the library first, so that benchmarks are not imported
         if plain in (aliases := _name_aliases(benchmark)):
             return aliases[plain]
+    if file_access.exists(f"{name}/config.json"):
+        reason = f"is no recipe, and a folder whose name may mean a shipped model: ./{name} is the folder's model"
+        raise InputError(reason, "recipe", name, (f"./{name}",))
     raise unknown("recipe", name, names(), "meshwright recipes")
 
 

@@ -236,15 +236,15 @@ def _as_python(
             field="model",
             value=model.name,
         )
-    if path and not is_bridged(model):
-        reason = f"Megatron-Bridge has no bridge for {model.hf_class or model.model_type}; it has {BRIDGED_SHOWN}"
-        raise InputError(reason, field="model", value=model.name)
-    if path:
-        notes = [*notes, f"{path} must be there where the job runs: its config.json gives the shape"]
     if model.kind == "diffusion":
         raise InputError(
             "Megatron-Bridge trains diffusion models only with its own recipes", field="model", value=model.name
         )
+    if not is_bridged(model):
+        reason = f"Megatron-Bridge has no bridge for {model.hf_class or model.model_type}; it has {BRIDGED_SHOWN}"
+        raise InputError(reason, field="model", value=model.name)
+    if path:
+        notes = [*notes, f"{path} must be there where the job runs: its config.json gives the shape"]
     if recipe.benchmark:
         raise InputError(
             "Megatron-Bridge has no benchmark of this name; export the recipe without benchmark settings",

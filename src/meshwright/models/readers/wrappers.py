@@ -107,7 +107,7 @@ WRAPPERS: dict[str, Wrapper] = {
     ),
     "kimi_k25": Wrapper(
         "kimi",
-        "Kimi_K25ForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
         ("deepseek_v3", "kimi_k2"),
         vision.moon_vision,
         vision.MOON_DEFAULTS,
