@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from meshwright import frameworks
@@ -150,9 +150,9 @@ def _trainer_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
         found[ACCUMULATION] = str(max(changed.train.global_batch_size // samples, 1))
     if run.header.file.endswith(".py"):
         return tuple(f"{key}={PYTHON_WORDS.get(value, value)}" for key, value in found.items())
-    lines = (f"{key}: {value}" for key, value in found.items())
+    lines: Iterable[str] = (f"{key}: {value}" for key, value in found.items())
     if run.header.front_end:
-        lines = iter(in_front_end(run.header.front_end, found))
+        lines = in_front_end(run.header.front_end, found)
     files = {one.file for one in stated_settings(run).values()}
     is_command = run.header.file.endswith(".sh") and not any(one.endswith((".yaml", ".yml")) for one in files)
     return tuple(f"--{line.replace(': ', ' ', 1)}" if is_command else line for line in lines)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -292,7 +292,7 @@ def _removed(pairs: list[tuple[str, str]], recipe: Recipe) -> list[InputError]:
     """Return the errors of keys that are something else here; what replaces the others counts for each of them."""
     errors: list[InputError] = []
     for key, text in sorted(pairs, key=lambda pair: computed_after(pair[0])):
-        error = removed_key(key, text, recipe, lambda one, on=recipe: accepts(one, on))
+        error = removed_key(key, text, recipe, partial(accepts, recipe=recipe))
         written = error.fix[0].split() if error.fix else []
         if all("=" in one and accepts(one, recipe) for one in written):
             recipe = change(recipe, {one.key: one.value for one in _settings(_split(written), recipe)})[0]
