@@ -12,7 +12,7 @@ from tests.frameworks.test_megatron_bridge import SAVED
 STEP = (
     "Step Time : {s:.2f}s GPU utilization: 474.3MODEL_TFLOP/s/GPU\n [2026-11-12 09:08:13] iteration {i:8d}/   47684 |"
     " consumed samples: {n:12d} | elapsed time per iteration (ms): {ms:.1f} | learning rate: 1.5E-07 |"
-    " global batch size:   512 | lm loss: 1.6E+00 | loss scale: 1.0 | grad norm: 0.400 |\n"
+    " global batch size:   512 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 0.400 |\n"
 )
 DEGREES = "> initialized tensor model parallel with size 4\n> initialized pipeline model parallel with size 2\n"
 BUILT = "time to initialize megatron (seconds): 18.2\n > number of parameters on (tensor, pipeline) (0, 0): 88\n"
@@ -44,7 +44,9 @@ def printed(**model: Any) -> str:
 
 def log(config: str = "", degrees: str = DEGREES, seconds: float = 31.05) -> str:
     head = f"INFO:__main__:Final configuration:\n{config}" if config else ""
-    steps = (STEP.format(s=seconds, ms=1000 * seconds, i=one, n=512 * one) for one in range(10, 310, 10))
+    steps = (
+        STEP.format(s=seconds, ms=1000 * seconds, i=one, n=512 * one, loss=2 - one / 1e3) for one in range(10, 310, 10)
+    )
     return (
         head + degrees + BUILT + "[before the start of training step] datetime: 2026-11-12 09:03:03\n" + "".join(steps)
     )
@@ -119,3 +121,54 @@ def test_continued_pretraining_is_no_fine_tuning(meshwright: Any) -> None:
     config = printed().replace("  save_interval", "  pretrained_checkpoint: /ckpt/70b\n  save_interval")
     Path("run_config.yaml").write_text(config)
     assert 'goal = "pretrain"' in meshwright("import", "run_config.yaml", "--gpus", "16x8xH200", "--json").json["text"]
+
+
+def report(slow: tuple[int, ...], node: str = "node06", score: float = 0.69) -> str:
+    """Return a report of nvidia-resiliency-ext's straggler detector as Megatron-Bridge prints it."""
+    named = ", ".join(f"StragglerId(rank={rank}, node='{node}')" for rank in slow)
+    title = "WARNING:nvrx:STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: "
+    scores = "".join(f"  Rank={rank} Node={node} Score={score:.2f}\n" for rank in slow or (3,))
+    worst = f"INFO:nvrx:GPU relative performance:\n Worst performing 5/128 ranks:\n{scores}"
+    return (
+        f"{title}{{{named}}}\n" if slow else ""
+    ) + f"{worst} Best performing 5/128 ranks:\n  Rank=17 Node=n3 Score=1.00\n"
+
+
+def with_reports(text: str, after: dict[int, tuple[int, ...]]) -> str:
+    """Return a log with a report after some of its lines of steps."""
+    lines = text.splitlines(keepends=True)
+    for number, slow in sorted(after.items(), reverse=True):
+        at = next(place for place, line in enumerate(lines) if f"iteration {number:8d}/" in line)
+        lines.insert(at + 1, report(slow) if slow else report((), score=0.97))
+    return "".join(lines)
+
+
+SLOW = tuple(range(40, 48))
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_ranks_that_the_straggler_detector_names_are_found(meshwright: Any, config: bool) -> None:
+    """The report was not read: no findings, or a low MFU and a profiler trace."""
+    text = log(printed() if config else "", seconds=40.7)
+    found = figures(meshwright, with_reports(text, {50: SLOW, 150: SLOW, 250: SLOW}))
+    assert [one["rule"] for one in found["findings"]] == ["speed.stragglers"]
+    message = found["findings"][0]["message"]
+    assert "ranks 40-47 (node06) as slow in all of its reports, from step 50 on, at 0.69" in message
+    assert ["exclude node06"] in [one["try"] for one in found["findings"][0]["remedies"]]
+
+
+@pytest.mark.parametrize("reports", [{50: SLOW, 150: (), 250: ()}, {50: (), 250: ()}, {250: tuple(range(128))}])
+def test_ranks_that_have_recovered_and_slowness_of_all_ranks_are_no_stragglers(meshwright: Any, reports: Any) -> None:
+    found = figures(meshwright, with_reports(log(printed()), reports))
+    assert found["findings"] == []
+
+
+def test_a_slowdown_is_that_of_the_named_ranks(meshwright: Any) -> None:
+    before, after = log(printed()), log(seconds=40.7)
+    for number in range(300, 0, -10):
+        after = after.replace(f"iteration {number:8d}/", f"iteration {300 + number:8d}/")
+    text = before + after[after.index("Step Time") :]
+    found = figures(meshwright, with_reports(text, {150: (), 350: SLOW, 450: SLOW, 550: SLOW}))
+    speed = [one for one in found["findings"] if one["rule"].startswith("speed.")]
+    assert [one["rule"] for one in speed] == ["speed.stragglers", "speed.sustained-slowdown"]
+    assert "straggler detector begins to name slow ranks" in speed[1]["message"]

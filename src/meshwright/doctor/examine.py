@@ -111,7 +111,9 @@ def _needs_pipeline(stats: RunStats) -> str:
 
 
 def _needs_ranks(stats: RunStats) -> str:
-    logged = any(step.ranks_s or "waiting" in step.parts_s for step in stats.steady)
+    logged = bool(stats.run.straggler_reports) or any(
+        step.ranks_s or "waiting" in step.parts_s for step in stats.steady
+    )
     return "" if logged else "per-rank times (Megatron: --timing-log-level 2 --timing-log-option all)"
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshwright import file_access, json_text
-from meshwright.doctor import faults, hang, nccl_network, recompiles
+from meshwright.doctor import faults, hang, nccl_network, recompiles, straggler_reports
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
 from meshwright.doctor.run import Fault, NcclNetwork, Run, Step, Validation
@@ -125,6 +125,7 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
         ending=_ending(lines, run),
         network=network,
         recompiles=recompiles.find_recompiles(lines, run.steps, name),
+        straggler_reports=straggler_reports.find_reports(lines, run.steps),
     )
     if found_faults:
         found = msgspec.structs.replace(found, collectives=tuple(hang.reports(lines, name)), hosts=hang.hosts(lines))

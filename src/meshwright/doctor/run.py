@@ -193,6 +193,15 @@ class FieldDifference(msgspec.Struct, frozen=True):
         return self.field.partition(".")[2]
 
 
+class StragglerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of a straggler detector: the ranks that it calls slow, and the scores that it prints."""
+
+    line: int
+    step: int | None  # latest step before it
+    slow: dict[int, str] = {}  # rank to node
+    scores: dict[int, float] = {}  # 1 for the fastest rank, 0.5 for one that takes twice as long
+
+
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a log states about the run besides its steps."""
 
@@ -268,6 +277,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     retries: int = 0  # allocations that succeeded only after the allocator's cache was flushed
     retry_line: int = 0
     recompiles: Recompiles | None = None  # of torch.compile
+    straggler_reports: tuple[StragglerReport, ...] = ()
     notes: tuple[str, ...] = ()
 
     @cached_property

@@ -12,6 +12,7 @@ from meshwright.doctor.change_points import SIGMAS, Level, Trend, error_of, leve
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault, Step
 from meshwright.doctor.run_stats import RunStats, median_of
+from meshwright.doctor.straggler_reports import reported_ranks
 from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.throughput import check_ranks
 
@@ -242,7 +243,11 @@ def _likely_causes(stats: RunStats, found: Slowdown, index: int) -> tuple[str, t
     if apart[0] and apart[1] and apart[1] > apart[0] * (1 + share("shift")):
         texts.append(f"the slowest rank takes {apart[1]:.2f} times as long as the fastest, before {apart[0]:.2f}")
         fixes += check_ranks(stats)
-    if part is None:
+    named = next(reported_ranks(stats), None)
+    if named is not None and named.steps is not None and named.steps[0] >= before[-1].step:
+        texts.append("the run's straggler detector begins to name slow ranks (speed.stragglers)")
+        fixes += named.remedies
+    elif part is None:
         fixes += [*throttling(stats), *check_ranks(stats), *_data_checks()]
     unknown = "The log does not show what else changed there"
     sentence = "At that point " + "; ".join(texts) if texts else unknown

@@ -13,6 +13,7 @@ from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, median_of, span
 from meshwright.doctor.slowdown import start_over_median
 from meshwright.doctor.slower_baseline import is_larger
+from meshwright.doctor.straggler_reports import reported_gap_s
 from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.throughput import rank_gap_s, stragglers
 
@@ -278,7 +279,8 @@ def _network_excess(stats: RunStats) -> float:
 
 def _waiting_excess(stats: RunStats) -> float:
     """Return the seconds for which ranks wait for a straggler, as logged or as the times of the ranks show."""
-    return max(stats.part_s("waiting") or 0.0, rank_gap_s(stats)) if stats.findings_of(stragglers) else 0.0
+    waits = (stats.part_s("waiting") or 0.0, rank_gap_s(stats), reported_gap_s(stats))
+    return max(waits) if stats.findings_of(stragglers) else 0.0
 
 
 def _slowdown_excess(stats: RunStats) -> float:

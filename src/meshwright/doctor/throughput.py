@@ -15,6 +15,7 @@ from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median, span
 from meshwright.doctor.slow_ranks import SlowRanks, find_slow_ranks
+from meshwright.doctor.straggler_reports import reported_ranks
 from meshwright.doctor.thresholds import limit, share
 
 NEIGHBORS = 10  # lines before and after a step that it is compared with
@@ -135,6 +136,9 @@ def _data_timers(stats: RunStats) -> tuple[Remedy, ...]:
 
 def stragglers(stats: RunStats) -> Iterator[Finding]:
     """Some ranks take longer than others for equal work."""
+    if reported := tuple(reported_ranks(stats)):
+        yield from reported
+        return
     worst: tuple[float, str] = (0.0, "")
     for name, pairs in _rank_pairs(stats).items():
         apart = median_of(slowest / fastest for fastest, slowest in pairs if fastest > 0)
