@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,3 +211,67 @@ def test_validations_without_data_are_found_before_the_run(typed: tuple[str, ...
     Path(name).write_text(Path(name).read_text().replace("rows.jsonl", "./rows.jsonl"))
     found = call("recommend", name, "--gpus", "2xRTX4090", *typed)
     assert ("data.no-validation" in {one["rule"] for one in found.findings}) == is_found
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "70B"
+[training]
+steps = 1000
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = 8
+[activation_checkpoint]
+mode = "selective"
+[checkpoint]
+enable = true
+initial_load_path = "{folder}"
+"""
+BRIDGE = """from megatron.bridge.recipes.llama import llama31_70b_sft_config
+from megatron.bridge.training.finetune import finetune
+from megatron.bridge.training.gpt_step import forward_step
+
+cfg = llama31_70b_sft_config()
+cfg.model.pipeline_model_parallel_size = 1
+cfg.train.global_batch_size = 128
+cfg.checkpoint.save = "{save}"
+cfg.checkpoint.load = "{load}"
+finetune(config=cfg, forward_step_func=forward_step)
+"""
+
+
+def weights_findings(meshwright: Any, name: str, text: str) -> list[tuple[str, str, list[str]]]:
+    Path(name).write_text(text)
+    found = meshwright("check", name, "--gpus", "16x8xH200", "--json").json["findings"]
+    rules = ("torchtitan.weights-format", "megatron-bridge.no-checkpoint")
+    return [(one["rule"], one["severity"], one["fix"]) for one in found if one["rule"] in rules]
+
+
+def test_a_hugging_face_folder_is_no_checkpoint_of_torchtitan(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hf").mkdir()
+    Path("hf/config.json").write_text("{}")
+    Path("hf/model-00001-of-00002.safetensors").touch()
+    text = TITAN.format(folder=tmp_path / "hf")
+    error = ("torchtitan.weights-format", "error", ["checkpoint.initial_load_in_hf = true"])
+    assert weights_findings(meshwright, "a.toml", text) == [error]
+    assert weights_findings(meshwright, "a.toml", f"{text}initial_load_in_hf = true\n") == []
+    Path("dcp").mkdir()
+    Path("dcp/.metadata").touch()
+    for other in (tmp_path / "dcp", "/lustre/hf/Llama-3.1-70B"):
+        assert weights_findings(meshwright, "a.toml", TITAN.format(folder=other)) == []
+
+
+def test_the_folder_that_a_run_saves_to_has_no_initial_weights(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = str(tmp_path / "run")
+    ((rule, severity, _),) = weights_findings(meshwright, "sft.py", BRIDGE.format(save=run, load=run))
+    assert (rule, severity) == ("megatron-bridge.no-checkpoint", "warning")
+    assert weights_findings(meshwright, "sft.py", BRIDGE.format(save=run, load="/ckpt/70b")) == []
+    Path("run").mkdir()
+    Path("run/latest_train_state.pt").touch()  # it resumes
+    assert weights_findings(meshwright, "sft.py", BRIDGE.format(save=run, load=run)) == []

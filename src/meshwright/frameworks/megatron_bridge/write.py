@@ -42,8 +42,10 @@ CHECKPOINT_VARIABLE = "CONVERTED_CHECKPOINT"
 CHECKPOINT_WORD = f"{CHECKPOINT}=${{{CHECKPOINT_VARIABLE}}}"
 CONVERT = (
     "convert the weights first, and set CONVERTED_CHECKPOINT to their folder: python "
-    'examples/conversion/convert_checkpoints.py import --hf-model {model} --megatron-path "$CONVERTED_CHECKPOINT"'
+    'examples/conversion/convert_checkpoints.py import --hf-model {model} --megatron-path "$CONVERTED_CHECKPOINT"; '
+    "from 0.6.0 on, Megatron-Bridge also takes a downloaded Hugging Face folder there"
 )
+CONVERTED = "a converted checkpoint, or from Megatron-Bridge 0.6.0 on a Hugging Face folder"
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
@@ -77,7 +79,7 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
     if needs_converted(recipe):
         notes.append(CONVERT.format(model=recipe.checkpoint.pretrained or model_path(recipe, model) or model.hf_id))
     elif recipe.checkpoint.pretrained:
-        notes.append(f"{recipe.checkpoint.pretrained} must be a converted checkpoint ({CHECKPOINT})")
+        notes.append(f"{recipe.checkpoint.pretrained} must be {CONVERTED} ({CHECKPOINT})")
     notes += random_data_notes(recipe, "--dataset mock")
     notes += pattern_notes(recipe, framework.title)
     notes += hub_text_notes(recipe, "dataset.data_path")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from meshwright import file_access
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.keys import UNREAD_ARGS
@@ -41,14 +43,26 @@ def _no_checkpoint(ctx: RuleContext) -> Problem | None:
     if UNREAD_ARGS in settings:
         return None
     accepted = ("checkpoint.pretrained_checkpoint", "checkpoint.load")[: 1 if goal == "peft" else 2]
-    given = [key for key in accepted if key in settings]
-    if any(settings[key].unresolved or settings[key].value for key in given):
+    given = [key for key in accepted if key in settings and (settings[key].unresolved or settings[key].value)]
+    saves = _saves_there(ctx) if given == ["checkpoint.load"] else ""
+    if given and not saves:
         return None
+    stated = next((key for key in accepted if key in settings), "")
     return Problem(
-        f"{goal} needs initial weights: checkpoint.pretrained_checkpoint is not set",
+        f"{goal} needs initial weights: checkpoint.pretrained_checkpoint is not set{saves}",
         ("checkpoint.pretrained_checkpoint=/path/to/converted/checkpoint",),
-        key="checkpoint.pretrained_checkpoint" if given else recipe_key(ctx),
+        key=("checkpoint.load" if saves else "checkpoint.pretrained_checkpoint") if stated else recipe_key(ctx),
+        severity="warning" if saves else None,
     )
+
+
+def _saves_there(ctx: RuleContext) -> str:
+    """Return that the folder to load is the one to save to, which the first start finds empty; else empty."""
+    load, save = ctx.parsed.settings["checkpoint.load"], ctx.parsed.settings.get("checkpoint.save")
+    if load.unresolved or save is None or save.unresolved or load.value != save.value:
+        return ""
+    saved = not file_access.closed() and any(Path(str(load.value)).glob("latest*"))
+    return "" if saved else ", and checkpoint.load is where this run saves: the first start finds no checkpoint there"
 
 
 def _null_vocabulary(ctx: RuleContext) -> Problem | None:

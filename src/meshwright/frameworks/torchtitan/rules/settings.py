@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.errors import closest
 from meshwright.frameworks.framework import Problem, RuleContext
-from meshwright.frameworks.initial_weights import is_hub_id
+from meshwright.frameworks.initial_weights import is_hub_id, is_hugging_face
 from meshwright.frameworks.torchtitan.models import EXPERIMENT_MODELS, FLAVORS, PRESETS, base_flavor, max_positions
 from meshwright.frameworks.torchtitan.rules.common import (
     CP,
@@ -282,6 +282,19 @@ def _relative_load_path(ctx: RuleContext) -> Problem | None:
     return Problem(f"{key}={path} must be {what}{download}", fix)
 
 
+def _hf_folder_as_checkpoint(ctx: RuleContext) -> Problem | None:
+    key, in_hf = "checkpoint.initial_load_path", "checkpoint.initial_load_in_hf"
+    path = ctx.get(key)
+    if not isinstance(path, str) or ctx.get(in_hf) is True or ctx.get("checkpoint.enable") is not True:
+        return None
+    if is_hub_id(path) or not is_hugging_face(path):
+        return None
+    message = (
+        f"{key}={path} is a Hugging Face folder, and without initial_load_in_hf it is read as torch's own"
+    )
+    return Problem(message, (ctx.framework.format_setting(in_hf, True),))
+
+
 def _async_tp_uncompiled(ctx: RuleContext) -> Problem | None:
     """torchtitan checks this even without tensor parallelism."""
     key = "compile.enable_async_tensor_parallel"
@@ -443,6 +456,9 @@ RULES = (
     rule("relative-path", "error", ("checkpoint.initial_load_path",), _relative_load_path,
         symptom="ValueError: initial_load_path must be an absolute path or a remote URI; in 0.2: the path is not valid",
         cause="the working directory may differ between ranks, and a Hugging Face id is not downloaded"),
+    rule("weights-format", "error", ("checkpoint.initial_load_path",), _hf_folder_as_checkpoint,
+        symptom="FileNotFoundError or CheckpointException: the folder has no .metadata",
+        cause="torch's distributed checkpoints and safetensors folders are read by different readers"),
     rule("async-tp-uncompiled", "error", ("compile.enable_async_tensor_parallel",), _async_tp_uncompiled,
         symptom="ValueError: Async TP requires 'model' in --compile.components",
         cause="the compiler overlaps the communication with the matmuls", covers=("overlap.async-tensor-parallel",)),
