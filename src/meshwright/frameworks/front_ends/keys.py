@@ -45,7 +45,7 @@ def key_findings(
         of_program = is_command and key in PROGRAM_OPTIONS
         if of_program or one.is_of_command(key) or key.split(".")[0] == "ENV":
             continue
-        key = key.replace("fsdp_config.fsdp_", "fsdp_config.")  # both spellings are read
+        key = _spelled(known, key)
         owner, name, found = find_key(known, key)
         parts, depth = key.split("."), len(owner.split(".")) if owner else 0
         place = ".".join((*parts[:depth], name))  # with the index of each list, which the table's owner does not have
@@ -107,6 +107,15 @@ def key_findings(
             message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
             fix = (_formatted(key, meant, is_command),)
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+
+
+def _spelled(known: KeyTable, key: str) -> str:
+    """Return a key as the table has it: those of fsdp_config are read with and without the prefix fsdp_."""
+    section, _, name = key.rpartition(".")
+    if section != "fsdp_config":
+        return key
+    names = (f"{section}.{one}" for one in (name, name.removeprefix("fsdp_"), f"fsdp_{name}"))
+    return next((one for one in names if find_key(known, one)[2] is not None), key)
 
 
 def is_share(value: Any) -> bool:

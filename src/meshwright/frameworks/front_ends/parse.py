@@ -53,6 +53,7 @@ from meshwright.rules.rule import Finding
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
+PER_NODE, VISIBLE = "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES"
 FRONT_END = "front-end"  # launcher of their commands
 TRAININGS = ("sft", "pt", "rlhf", "train", "dpo", "grpo", "kto", "reward", "rloo", "bco", "cpo", "orpo", "gkd")
 """Subcommands that train."""
@@ -116,7 +117,7 @@ def parse(one: FrontEnd, content: Content) -> ParsedConfig:
         raise InputError(f"contains no training command of {one.title}", field="file", value=content.path)
     arguments = _command_settings(one, content, launch)
     program = program_of(launch).split(" ")[0]
-    return _parsed(one, content, arguments, _gpus(launch), one.programs[program], launch.env)
+    return _parsed(one, content, arguments, _gpus(one, launch), one.programs[program], launch.env)
 
 
 def with_command_settings(one: FrontEnd, content: Content) -> Content:
@@ -181,19 +182,19 @@ def _override(word: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
         yield key, msgspec.structs.replace(word, value=_plain(value))
 
 
-def _gpus(launch: LaunchCommand) -> GpuRequest:
+def _gpus(one: FrontEnd, launch: LaunchCommand) -> GpuRequest:
     """Return the GPUs of a command: NPROC_PER_NODE, or the visible devices."""
-    per_node, nodes = as_int(launch.env.get("NPROC_PER_NODE")), as_int(launch.env.get("NNODES"))
-    devices = launch.env.get("CUDA_VISIBLE_DEVICES")
+    per_node, nodes = as_int(launch.env.get(PER_NODE)), as_int(launch.env.get("NNODES"))
+    devices = launch.env.get(VISIBLE)
     stated = launch.launcher_args.get("num-processes")
     if processes := as_int(stated):
         return GpuRequest(world_size=processes, source=stated)
     count = per_node or len(visible_devices(devices))
     if not per_node and launch.gpus_per_node is not None:
         return torchrun_gpu_request(launch)
-    if not count or (count > 1 and not per_node) or ("NNODES" in launch.env and nodes is None):
-        return GpuRequest()  # one process on several devices spreads the layers over them
-    return GpuRequest(nodes=nodes or 1, gpus_per_node=count, source=launch.env.get("NPROC_PER_NODE") or devices)
+    if not count or _spreads(one, launch.env) or ("NNODES" in launch.env and nodes is None):
+        return GpuRequest()
+    return GpuRequest(nodes=nodes or 1, gpus_per_node=count, source=launch.env.get(PER_NODE) or devices)
 
 
 def _parsed(
@@ -220,6 +221,7 @@ def _parsed(
         *column_findings(one, content.folder, settings, is_command),
         *(() if is_command else missing_keys(one, settings, keys)),
         *_switches_without_value(one, content, known),
+        *_sharded_across_devices(one, settings, env or {}),
         *_as_warnings(is_others, _adapters_unused(one, settings, values, is_command)),
     )
     read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
@@ -236,14 +238,14 @@ def _parsed(
     zero = _zero(content, settings)
     adapters = _adapters(one, values)
     sharding = dict(_sharding(one, settings, values, zero))
-    keeps = one.keeps_dtype_in_fsdp2 and str(values.get("fsdp_version")) == "2"
+    keeps = one.keeps_dtype_in_fsdp2 and _fsdp_version(one, values) == 2
     weights = weights_of(one.weights, settings)
     if not adapters or not one.upcasts_trained:  # else frozen weights are loaded in the dtype of the computation
         at = settings.get(weights.key) or next(iter(settings.values()), SourcedValue("", 1, ""))
         arguments[WEIGHT_DTYPES[0]] = msgspec.structs.replace(at, value=weights.name, unresolved="")
     parsed = parse_arguments_of(content, sharding, gpus, arguments, keeps)
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
-    why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
+    why = why or ("layers spread over the visible devices" if _spreads(one, env or {}) else "")
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
     why = why or ("a model that a plugin may register" if _is_registered(settings) else "")
     why = loss.note() if (loss := loss_of(values, subcommand)) is not None else why
@@ -332,10 +334,23 @@ def _is_true(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
-def _spreads(env: Settings) -> bool:
+def _spreads(one: FrontEnd, env: Settings) -> bool:
     """Return whether one process sees several devices: transformers then places layers on all of them."""
-    devices = env.get("CUDA_VISIBLE_DEVICES")
-    return devices is not None and "," in str(devices.value) and "NPROC_PER_NODE" not in env
+    several = len(visible_devices(env.get(VISIBLE))) > 1
+    return several and PER_NODE not in env and not one.starts_a_rank_per_device
+
+
+def _sharded_across_devices(one: FrontEnd, settings: Settings, env: Settings) -> Iterator[Finding]:
+    """Yield that ms-swift refuses to shard what it spreads over the devices of one process: is_mp of utils/env.py."""
+    devices, ranks = len(visible_devices(env.get(VISIBLE))), as_int(env.get(PER_NODE)) or 1
+    key = next((key for key in ("deepspeed", "fsdp") if settings.get(key) and settings[key].value), "")
+    by_ray = str(getattr(settings.get("use_ray"), "value", "")).lower() == "true"
+    if one.starts_a_rank_per_device or not key or by_ray or devices < 2 * ranks or settings[key].unresolved:
+        return
+    at, each = settings[key], "one process sees" if ranks == 1 else f"{ranks} processes see"
+    message = f"--{key} {at.value} shards over processes, but {each} the {devices} GPUs of {VISIBLE}"
+    reason = f"{one.title} spreads the layers over them (device_map) and refuses to start"
+    yield Finding("value.invalid", "error", key, f"{message}: {reason}", (f"{PER_NODE}={devices}",), at.file, at.line)
 
 
 def _without_own_fields(one: FrontEnd, content: Content, findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -402,6 +417,8 @@ def _own_keys(
         for start, plugin in one.plugins.items()
         if key.startswith(start) and plugin not in texts
     }
+    if str(getattr(settings.get("adapter"), "value", "")) == "lora":  # which Axolotl loads in 16 bits or 8
+        needed[LOADED["qlora"]] = "adapter: qlora"
     if known.find("", QUANTIZER) and QUANTIZER not in settings:
         needed["quant_bits"] = f"--{QUANTIZER} bnb" if is_command else f"{QUANTIZER}: bnb"
     if older := next((key for key in ATTENTION_FLAGS if key in settings and _is_true(settings[key].value)), ""):
@@ -452,6 +469,8 @@ def _trainer_arguments(
     first = next(iter(settings.values()), SourcedValue(True, 1, ""))
     if not any(one.names.get(key) == "gradient_checkpointing" for key in settings):
         yield "gradient_checkpointing", msgspec.structs.replace(first, value=one.recomputes(values), unresolved="")
+    if (truncation := one.truncation(values)) != "end":
+        yield "truncation_mode", msgspec.structs.replace(first, value=truncation, unresolved="")
     if adapters:
         yield "use_peft", msgspec.structs.replace(first, value=True, unresolved="")
     if adapters in LOADED:
@@ -520,6 +539,17 @@ def _has_fsdp(settings: Settings) -> bool:
     return any(key == "fsdp" or key.startswith("fsdp_config") for key in settings) or "dp_shard_size" in settings
 
 
+def _of_fsdp(values: Mapping[str, Any], name: str) -> Any:
+    """Return a value of fsdp_config, whose keys are read with and without the prefix fsdp_; None without one."""
+    return values.get(f"fsdp_config.{name}", values.get(f"fsdp_config.fsdp_{name}"))
+
+
+def _fsdp_version(one: FrontEnd, values: Mapping[str, Any]) -> int:
+    """Return the version of FSDP that a file names, else the front end's own."""
+    stated = values.get("fsdp_version") or _of_fsdp(values, "version") or one.fsdp_version
+    return 1 if str(stated) == "1" else 2
+
+
 def _shipped_config(one: FrontEnd, settings: Settings) -> Mapping[str, Any]:
     """Return the config of Accelerate that TRL ships under the name that a file has for it; empty if it has none."""
     setting = settings.get(accelerate_options.CONFIG) if one.is_of_command(accelerate_options.CONFIG) else None
@@ -559,11 +589,10 @@ def _sharding(
     elif shipped := _shipped_config(one, settings):
         found = dict(shipped)
     elif _has_fsdp(settings):
-        version = 1 if str(values.get("fsdp_version", 2)) == "1" else 2
-        found = {"distributed_type": "FSDP", f"{FSDP}fsdp_version": version}
+        found = {"distributed_type": "FSDP", f"{FSDP}fsdp_version": _fsdp_version(one, values)}
         found |= {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-        offload = values.get("fsdp_config.offload_params", values.get("fsdp_config.fsdp_offload_params"))
-        found |= {f"{FSDP}fsdp_offload_params": True} if str(offload).lower() == "true" else {}
+        switches = ("offload_params", "activation_checkpointing")
+        found |= {f"{FSDP}fsdp_{name}": True for name in switches if _is_true(_of_fsdp(values, name))}
         axes = {"tp": "tensor_parallel_size", "cp": "context_parallel_size", "dp_replicate": "dp_replicate_size"}
         found |= {f"{AXIS}{axis}_size": values[key] for axis, key in axes.items() if isinstance(values.get(key), int)}
     half = found["mixed_precision"] = _mixed_precision(one, values)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.frameworks.start_checks.groups import axolotl_group_checks
-from meshwright.frameworks.start_checks.trainer import IN_FIRST_STEP
+from meshwright.frameworks.start_checks.trainer import IN_FIRST_STEP, unknown_targets, wrong_direction
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
+from meshwright.models import quantized_bits
 from meshwright.models.layer_classes import layer_class, wrong_layer_class
 
 PLACE = "src/axolotl/utils/schemas/validation.py: "
@@ -74,8 +75,9 @@ def _stops_early_between_saves(given: Given) -> bool:
 
 
 def _in_steps(given: Given) -> Changes:
-    """Evaluate and save by steps, which early stopping compares."""
-    every = given.number("eval_steps") or given.number("save_steps") or 100
+    """Evaluate and save by steps, which early stopping compares: as often in an epoch as before, else ten times."""
+    times = (given.number("evals_per_epoch") or 0) * (given.number("num_epochs") or 1)
+    every = given.number("eval_steps") or given.number("save_steps") or round(1 / (times if times > 1 else 10), 4)
     changes: dict[str, object] = {key: None for key in ("evals_per_epoch", "saves_per_epoch") if given.is_on(key)}
     wanted = {"eval_steps": int(every) if every >= 1 else every, "save_steps": int(every) if every >= 1 else every}
     return {**changes, **{key: value for key, value in wanted.items() if not given.is_on(key)}}
@@ -85,6 +87,13 @@ def _multiple_below(given: Given) -> Changes:
     """Save at the last evaluation before the stated steps: a later one may be after the end of the run."""
     save, every = given.number("save_steps") or 1, given.number("eval_steps") or 1
     return {"save_steps": int(max(1, save // every) * every)} if every >= 1 else {"save_steps": every}
+
+
+def _loads_16_bits(given: Given) -> bool:
+    """Return whether adapter: lora is given 4 bits, which only qlora and its quantized experts load."""
+    is_published = bool(quantized_bits(given.text("base_model")))
+    is_lora = given.text("adapter") == "lora" and given.is_on("load_in_4bit")
+    return is_lora and not is_published and not given.any_on("quantize_moe_experts", "gptq", "load_in_8bit")
 
 
 def _layer_names(given: Given) -> list[str]:
@@ -136,6 +145,11 @@ AXOLOTL = Table(
         StartCheck("early_stopping_patience", _stops_early_between_saves,
             "{early_stopping_patience} needs {save_steps} to be a multiple of {eval_steps}", _multiple_below,
             f"{PLACE}check_early_stopping"),
+        wrong_direction(f"{SCHEMA}greater_is_better"),
+        unknown_targets("lora_target_modules", {"lora_target_modules": None, "lora_target_linear": True}),
+        StartCheck("load_in_4bit", _loads_16_bits, "{load_in_4bit} needs adapter: qlora, not {adapter}",
+            {"adapter": "qlora"}, "src/axolotl/loaders/model.py: _set_quantization_config", "warning",
+            effect="loads weights in 16 bits"),
         StartCheck("save_strategy",
             lambda given: given.text("save_strategy") == "best" and not given.is_on("metric_for_best_model"),
             "{save_strategy} needs metric_for_best_model", {"metric_for_best_model": "eval_loss"},

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from meshwright.frameworks.start_checks.types import OFF, Changes, Given, StartCheck, Table, together
 from meshwright.frameworks.trainer_fields import NO_VALIDATION_DATA
+from meshwright.models.linear_layers import LINEAR_LAYERS, lacks_all_targets
 from meshwright.similar import closest, misspelled
 
 PLACE = "transformers/training_args.py: TrainingArguments._validate_args"
@@ -13,6 +14,7 @@ FLASH_PLACE = "transformers/integrations/flash_attention.py: get_target_dtype"
 TRAINER_PLACE = "transformers/trainer.py: Trainer.__init__"
 EARLY_PLACE = "transformers/trainer_callback.py: EarlyStoppingCallback.on_train_begin"
 EARLY_STOPS = ("early_stopping_patience", "early_stopping_steps")  # of the callback, and of LLaMA-Factory
+TUNERS = ("tuner_type", "train_type", "finetuning_type")  # keys of front ends that may train all weights
 AT_TRAINING = "stops with an AssertionError when the training begins"
 
 
@@ -119,6 +121,33 @@ def _stops_early(key: str) -> tuple[StartCheck, StartCheck]:
             f"{{{key}}} needs metric_for_best_model or load_best_model_at_end", by_the_loss, EARLY_PLACE,
             effect=AT_TRAINING),
     )  # fmt: skip
+
+
+def wrong_direction(place: str) -> StartCheck:
+    """Return the check of greater_is_better for a loss: nothing refuses it, and the worst checkpoint is the best."""
+
+    def broken(given: Given) -> bool:
+        keeps = given.any_on("load_best_model_at_end", *EARLY_STOPS) or given.text("save_strategy") == "best"
+        metric = given.text("metric_for_best_model") or "loss"
+        return keeps and given.is_on("greater_is_better") and metric.endswith("loss")
+
+    return StartCheck("greater_is_better", broken,
+        "{greater_is_better} takes the highest {metric_for_best_model} for the best", {"greater_is_better": False},
+        place, "warning", effect="keeps the worst checkpoint, and stops early while the loss falls")  # fmt: skip
+
+
+def unknown_targets(key: str, fix: Changes) -> StartCheck:
+    """Return the check of peft that the modules to adapt are in the model."""
+
+    def broken(given: Given) -> bool:
+        if given.model is None or not given.is_on(key) or "full" in (given.text(one) for one in TUNERS):
+            return False
+        return lacks_all_targets(given.model, given.items(key))
+
+    return StartCheck(key, broken,
+        f"{{{key}}} names none of the model's linear layers ({', '.join(LINEAR_LAYERS)})", fix,
+        "peft/tuners/tuners_utils.py: BaseTuner.inject_adapter",
+        effect="stops when the adapters are added: target modules not found")  # fmt: skip
 
 
 def _fraction(key: str) -> StartCheck:
@@ -242,6 +271,9 @@ TRAINER = Table(
         StartCheck("save_steps", _differing_steps,
             "{load_best_model_at_end} needs {save_steps} to be a multiple of {eval_steps}", _multiple_below, PLACE),
         *(check for key in EARLY_STOPS for check in _stops_early(key)),
+        wrong_direction("transformers/trainer_callback.py: EarlyStoppingCallback.check_metric_value"),
+        *(unknown_targets(key, {key: "all-linear"}) for key in ("target_modules", "lora_target_modules")),
+        unknown_targets("lora_target", {"lora_target": "all"}),
         StartCheck("warmup_ratio", _no_share, "{warmup_ratio} is no share of the steps: it is between 0 and 1",
             {"warmup_ratio": 0.03}, PLACE),
         *(_at_least_one(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")),
