@@ -172,3 +172,11 @@ def test_a_slowdown_is_that_of_the_named_ranks(meshwright: Any) -> None:
     speed = [one for one in found["findings"] if one["rule"].startswith("speed.")]
     assert [one["rule"] for one in speed] == ["speed.stragglers", "speed.sustained-slowdown"]
     assert "straggler detector begins to name slow ranks" in speed[1]["message"]
+
+
+def test_calibrate_says_where_settings_come_from(meshwright: Any) -> None:
+    Path("train.log").write_text(log())
+    answer = meshwright("calibrate", "train.log", "--recipe", "llama31_70b", "--gpus", "16x8xH200", "layout.vp=8")
+    assert answer.code == 2
+    assert "takes runs and no settings" in answer.err
+    assert "--recipe FILE" in answer.err

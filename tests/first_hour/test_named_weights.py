@@ -275,3 +275,17 @@ def test_the_folder_that_a_run_saves_to_has_no_initial_weights(
     Path("run").mkdir()
     Path("run/latest_train_state.pt").touch()  # it resumes
     assert weights_findings(meshwright, "sft.py", BRIDGE.format(save=run, load=run)) == []
+
+
+@pytest.mark.parametrize(
+    ("goal", "named"), [("sft", ()), ("pretrain", ("checkpoint.pretrained=/ckpt/70b",)), ("pretrain", ())]
+)
+def test_an_export_says_where_another_phase_would_be_resumed(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goal: str, named: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("export", f"llama3_70b_{goal}_config", "--to", "megatron-bridge", "--gpus", "4x8xH200", *named)
+    notes = " ".join(meshwright(*words, "--json").json["notes"])
+    assert ("nemo_experiments/default/checkpoints" in notes) == (goal == "sft" or bool(named))
+    notes = " ".join(meshwright(*words, "checkpoint.folder=/runs/a", "--json").json["notes"])
+    assert "nemo_experiments" not in notes

@@ -36,6 +36,7 @@ from meshwright.display import Listing
 from meshwright.doctor.match_recipe import logged_model
 from meshwright.errors import InputError
 from meshwright.hub import no_downloads
+from meshwright.recipes.overrides import native_key
 from meshwright.stages import stage
 
 
@@ -85,6 +86,7 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     _refuse_template(request.template)
     if request.runs:
         runs = (request.runs,) if isinstance(request.runs, str) else tuple(request.runs)
+        _refuse_settings(runs)
         profiles = _fitted(runs, request)
     else:
         for name in ("recipe", "model", "gpus"):
@@ -98,6 +100,15 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     if request.out:
         write_text(request.out, calibration.to_text(profiles[0]), "out")
     return Listing(profiles, PROFILE_COLUMNS)
+
+
+def _refuse_settings(runs: Sequence[str]) -> None:
+    """Raise InputError for a setting among the runs: what a log does not state is in the file that ran."""
+    for word in runs:
+        key, equals, _ = word.partition("=")
+        if equals and native_key(key) and not Path(word).exists():
+            fix = ("--recipe FILE names the file that ran, with all its settings",)
+            raise InputError("calibrate takes runs and no settings", field="runs", value=word, fix=fix)
 
 
 def _fitted(runs: Sequence[str], request: requests.Calibrate) -> list[MachineProfile]:

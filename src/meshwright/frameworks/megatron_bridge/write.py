@@ -45,6 +45,10 @@ CONVERT = (
     'examples/conversion/convert_checkpoints.py import --hf-model {model} --megatron-path "$CONVERTED_CHECKPOINT"; '
     "from 0.6.0 on, Megatron-Bridge also takes a downloaded Hugging Face folder there"
 )
+FOLDER = (
+    "checkpoints go to nemo_experiments/default/checkpoints of the folder it starts in; a run that finds those of "
+    "another phase there resumes them in place of its initial weights: add checkpoint.folder=/PATH"
+)
 CONVERTED = "a converted checkpoint, or from Megatron-Bridge 0.6.0 on a Hugging Face folder"
 
 
@@ -80,6 +84,9 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
         notes.append(CONVERT.format(model=recipe.checkpoint.pretrained or model_path(recipe, model) or model.hf_id))
     elif recipe.checkpoint.pretrained:
         notes.append(f"{recipe.checkpoint.pretrained} must be {CONVERTED} ({CHECKPOINT})")
+    starts = recipe.checkpoint.pretrained or recipe.goal != "pretrain"
+    if starts and not recipe.checkpoint.folder and not recipe.benchmark:
+        notes.append(FOLDER)
     notes += random_data_notes(recipe, "--dataset mock")
     notes += pattern_notes(recipe, framework.title)
     notes += hub_text_notes(recipe, "dataset.data_path")

@@ -289,9 +289,7 @@ def _hf_folder_as_checkpoint(ctx: RuleContext) -> Problem | None:
         return None
     if is_hub_id(path) or not is_hugging_face(path):
         return None
-    message = (
-        f"{key}={path} is a Hugging Face folder, and without initial_load_in_hf it is read as torch's own"
-    )
+    message = f"{key}={path} is a Hugging Face folder, and without initial_load_in_hf it is read as torch's own"
     return Problem(message, (ctx.framework.format_setting(in_hf, True),))
 
 
