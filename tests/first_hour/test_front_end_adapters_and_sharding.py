@@ -173,3 +173,25 @@ def test_rows_that_are_held_out_or_too_long_are_counted(meshwright: Any) -> None
     assert ("it never stops the run" in found) == (steps // 20 <= 3)
     late = check(meshwright, "axo.yaml", f"{AXOLOTL}eval_steps: 500\nsave_steps: 500\n", *words)["notes"]
     assert "eval_steps=500 and save_steps=500 are never reached: nothing is validated or saved" in late[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fix"),
+    [
+        ("axo.yaml", AXOLOTL.replace("alpaca", "chat_template") + "chat_template: gemma3\n", "chat_template: qwen3"),
+        ("run.sh", SWIFT.replace("MORE", "--template gemma3_text"), "without --template"),
+    ],
+)
+def test_a_template_of_another_family_is_reported(meshwright: Any, name: str, text: str, fix: str) -> None:
+    (found,) = check(meshwright, name, text)["findings"]
+    assert found["rule"] == "data.template-of-another-family"
+    assert "writes <start_of_turn> <end_of_turn>, which Qwen/Qwen3-14B reads as plain text" in found["message"]
+    assert found["fix"] == [fix]
+    for fine in (
+        text.replace("gemma3_text", "qwen3_thinking").replace("template: gemma3", "template: qwen3"),
+        text.replace("gemma3_text", "chatml").replace("template: gemma3", "template: chatml"),
+        text.replace("Qwen/Qwen3-14B", "google/gemma-3-4b-it"),
+        f"{text}tokens: [<start_of_turn>, <end_of_turn>]\n" if name == "axo.yaml" else text.replace("gemma3_", "own_"),
+    ):
+        rules = [one["rule"] for one in check(meshwright, name, fine)["findings"]]
+        assert "data.template-of-another-family" not in rules, fine

@@ -145,6 +145,15 @@ def test_flags_of_a_program_without_a_parser_are_ignored_and_reported(launcher: 
     assert ignored["fix"] == [f"train.py: {SMALL}"]
 
 
+def test_flags_that_repeat_the_code_of_a_program_without_a_parser_are_no_finding(meshwright: Any) -> None:
+    flags = " --per_device_train_batch_size 4 --gradient_accumulation_steps 4"
+    _write(COMMAND + flags)
+    assert "accelerate.arguments-ignored" not in _rules(_check(meshwright, "run.sh"), "warning")
+    _write(f"{COMMAND}{flags} --gradient_checkpointing True")
+    ignored = _rules(_check(meshwright, "run.sh"), "warning")["accelerate.arguments-ignored"]
+    assert ignored["fix"] == ["train.py: gradient_checkpointing=True"]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -207,6 +207,12 @@ def test_a_cluster_file_sets_the_links_of_superchips(meshwright: Any, tmp_path: 
     assert steps[4] == pytest.approx(typed.json["estimate"]["step_s"])
 
 
+def test_replicas_that_hold_everything_shard_nothing(meshwright: Any) -> None:
+    words = ("recommend", "qwen3-0.6b", "--gpus", "4xA100-80", "--goal", "lora", "--explain", "layout.strategy=")
+    assert "per model replica; no state is sharded" in meshwright(*words[:-1], f"{words[-1]}ddp").out
+    assert "the state is sharded over 4 ranks" in meshwright(*words[:-1], f"{words[-1]}fsdp2").out
+
+
 def test_one_gpu_is_singular(meshwright: Any) -> None:
     answer = meshwright("recommend", "llama3-8b", "--gpus", "1xH100", "--goal", "peft", "layout.tp=2", "--json").json
     assert _errors(answer)[0]["message"] == "1 GPU is not divisible by tp × pp × cp = 2"

@@ -253,6 +253,9 @@ def _ignored(framework: str, own: Content, stated: Arguments, given: Arguments) 
     names = [name for name in given if name not in LAUNCHER_ARGUMENTS]
     if not names:
         return
+    names = [name for name in names if name not in stated or str(stated[name].value) != str(given[name].value)]
+    if not names:  # the code sets the same values
+        return
     typed = ", ".join(f"--{name}" for name in names)
     known = [name for name in names if name in stated or name in ROWS]
     place = _place(own)

@@ -98,6 +98,7 @@ def _why_stages(layers: tuple[int, ...]) -> str:
 def reasons(plan: Plan) -> tuple[Reason, ...]:
     """Explain every layout value: what it means and the effect of its neighboring values."""
     case, layout = plan.case, plan.recipe.layout
+    is_whole = layout.strategy == "ddp"
     found = [Reason("strategy", layout.strategy, _strategy(case))]
     found += [Reason(name, getattr(layout, name), _degree(case, name)) for name in _explained_degrees(case)]
     found.append(Reason("recompute", layout.recompute, _recompute(case)))
@@ -106,7 +107,11 @@ def reasons(plan: Plan) -> tuple[Reason, ...]:
             "dp",
             int(case.dp),
             f"{plural(case.world, 'GPU')} / {int(case.model_ranks)} per model replica; "
-            + ("no state is sharded" if case.shard == 1 else f"the state is sharded over {int(case.shard)} ranks")
+            + (
+                "no state is sharded"
+                if case.shard == 1 or is_whole
+                else f"the state is sharded over {int(case.shard)} ranks"
+            )
             + (f", {layout.dp_replicate} replicas" if layout.dp_replicate > 1 else ""),
         )
     )

@@ -10,7 +10,12 @@ from typing import Any
 import msgspec
 
 from meshwright.frameworks.front_ends import older_keys
-from meshwright.frameworks.front_ends.near_values import axolotl_data_findings, axolotl_dataset_types, swift_refused
+from meshwright.frameworks.front_ends.near_values import (
+    axolotl_data_findings,
+    axolotl_dataset_types,
+    swift_refused,
+    swift_template_findings,
+)
 from meshwright.frameworks.front_ends.older_keys import Removed
 from meshwright.frameworks.front_ends.sharding import AXOLOTL, LLAMA_FACTORY, LLAMA_FACTORY_V1, MS_SWIFT, TRL, Configs
 from meshwright.frameworks.front_ends.templates import template_findings
@@ -309,6 +314,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         other=_swift_other,
         adapters=_swift_adapters,
         turns_adapters_on=("tuner_type", "lora"),
+        own_findings=swift_template_findings,
         refused=swift_refused,
         all_tokens=lambda values: _text(values, "loss_scale") == "all",
         removed={"ms_swift": older_keys.SWIFT, "ms_swift_megatron": older_keys.SWIFT_MEGATRON},

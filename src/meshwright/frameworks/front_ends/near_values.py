@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from meshwright.frameworks.front_ends.templates import foreign_template, templates_of
 from meshwright.frameworks.types import Settings
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import closest, misspelled
@@ -24,6 +25,8 @@ SWIFT_TUNERS = (
     "bone",
 )
 """Values of tuner_type, and of train_type in older releases; a plugin registers more."""
+TEMPLATE, OWN_TEMPLATE, CHAT = "chat_template", "tokenizer_default", "chat_template"
+ADDS_TOKENS = ("tokens", "special_tokens", "added_tokens_overrides")  # keys of Axolotl
 SWIFT_ZERO = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 """Configs of DeepSpeed that ms-swift ships; any other value of deepspeed is a file or JSON."""
 AXOLOTL_TYPES = ("chat_template", "completion", "alpaca", "alpaca_chat", "input_output", "llama2_chat",
@@ -84,6 +87,13 @@ def axolotl_dataset_types(values: Mapping[str, Any]) -> Iterator[tuple[str, str,
         yield from _misspelled(key, name or None, AXOLOTL_TYPES, "Axolotl has no such type of dataset")
 
 
+def swift_template_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:
+    """Yield a template of another family than the model's; without one, ms-swift takes the model's own."""
+    flag = "--template" if is_command else "template"
+    shown = f"{flag} {getattr(settings.get('template'), 'value', '')}"
+    yield from foreign_template(settings, "template", "model", f"without {flag}", shown)
+
+
 def _misspelled(key: str, value: Any, known: tuple[str, ...], reason: str) -> Iterator[tuple[str, str, str]]:
     near = misspelled(value, known) if isinstance(value, str) and value not in known else []
     if near:
@@ -93,6 +103,12 @@ def _misspelled(key: str, value: Any, known: tuple[str, ...], reason: str) -> It
 def axolotl_data_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:
     """Yield chat templates that Axolotl does not have, and datasets that only its older releases read."""
     yield from _template_findings(settings)
+    types = [str(one.value) for key, one in settings.items() if _TYPE_KEY.fullmatch(key)]
+    has_tokens = any(key.split("[")[0].split(".")[0] in ADDS_TOKENS for key in settings)
+    template, model = (str(getattr(settings.get(key), "value", "")) for key in (TEMPLATE, "base_model"))
+    if template in AXOLOTL_TEMPLATES and any(one.startswith(CHAT) for one in types) and not has_tokens:
+        own = next((one for one in templates_of(model) if one in AXOLOTL_TEMPLATES), OWN_TEMPLATE)
+        yield from foreign_template(settings, TEMPLATE, "base_model", f"{TEMPLATE}: {own}", f"{TEMPLATE}: {template}")
     older = next((one for key, one in settings.items() if _CONVERSATION_KEY.fullmatch(key) and one.value), None)
     for key, setting in settings.items():
         if not _TYPE_KEY.fullmatch(key) or setting.unresolved or not str(setting.value).startswith(SHAREGPT):

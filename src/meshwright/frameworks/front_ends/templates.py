@@ -28,6 +28,11 @@ REMOVED = (
 """Templates of versions before 0.9.4."""
 
 
+FAMILIES = (("gemma4", "gemma4"), ("gemma", "gemma3"), ("llama3", "llama3"), ("qwen", "qwen3"), ("phi_3", "phi"),
+    ("phi3", "phi"))  # fmt: skip
+"""How the names of templates start in other front ends, and the template here with the same markers."""
+
+
 class ChatTemplate(msgspec.Struct, frozen=True):
     """A template of LLaMA-Factory's source."""
 
@@ -50,6 +55,29 @@ def templates_of(model: str) -> tuple[str, ...]:
     """
     name = QUANTIZED.sub("", model.rstrip("/").rpartition("/")[2].lower()).removeprefix(META)
     return tuple(key for key, one in templates().items() if {name, META + name} & one.models)
+
+
+def unknown_markers(template: str, model: str) -> str:
+    """Return the markers that a template of another front end writes and a chat model reads as plain text.
+
+    Empty if it has them. chatml is written for models of every family, whose tokenizer then gets its markers.
+    """
+    name = next((ours for start, ours in FAMILIES if template.startswith(start)), "")
+    own = templates_of(model)
+    if not name or not own:
+        return ""
+    markers = templates()[name].markers
+    return "" if {*markers} & {marker for one in own for marker in templates()[one].markers} else " ".join(markers)
+
+
+def foreign_template(settings: Settings, key: str, model: str, fix: str, shown: str) -> Iterator[Finding]:
+    """Yield the template of another family than the model's, by the keys of another front end."""
+    setting, named = settings.get(key), settings.get(model)
+    if setting is None or named is None or setting.unresolved or named.unresolved:
+        return
+    if markers := unknown_markers(str(setting.value), str(named.value)):
+        message = f"{shown} writes {markers}, which {named.value} reads as plain text"
+        yield Finding(RULE, "warning", key, message, (fix,), setting.file, setting.line)
 
 
 def template_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:
