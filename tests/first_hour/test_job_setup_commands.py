@@ -167,15 +167,16 @@ def test_an_interval_longer_than_the_time_limit_is_reported_as_never_saving(
     assert "a failure costs up to as many" in one["message"]
 
 
-def test_a_requeued_job_of_a_program_that_is_written_anew_saves_every_half_hour(
+def test_a_requeued_job_of_the_users_program_says_how_rarely_that_saves(
     meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     saving_rules(meshwright, tmp_path, "save_steps=20000, save_total_limit=2", "")
     words = ("--gpus", "4x4xA100-80", "--scheduler", "slurm", "--time", "24:00:00", "--write", "jobs")
     answer = launched(meshwright, "launch", "job.sh", *words, "data.seq_length=4096")
-    assert "about 30 min at the estimated speed" in answer
-    assert "save_steps=20000" not in (tmp_path / "jobs" / "job_args.py").read_text()
+    assert "a checkpoint every 20,000 steps" in answer
+    assert "warning: your program sets its interval; set it in cpt.py: save_steps=67" in answer
+    assert "about 30 min" not in answer, "the job runs the program as it is"
 
 
 def test_requeue_is_explained(meshwright: Any) -> None:

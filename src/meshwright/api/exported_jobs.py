@@ -180,6 +180,9 @@ def _with_save_interval(
     if changes != [*launch.changes]:
         exported, data = launch.export(changes)
     saving = exported.checked.recipe
+    if left := next((one for one in exported.written.unmapped if one.field == SAVE_EVERY), None):
+        note = other_frameworks.requeue_note(launch.framework, recipe, step_s)
+        return SavingExport(exported, data, (), (f"warning: your program sets its interval; {left.reason}", note))
     stated = read is not None or exported.job.content is not None  # a job may not change a file without a word
     changed = other_frameworks.changed_interval(saving, recipe.checkpoint.save_every) if stated else ()
     note = other_frameworks.requeue_note(launch.framework, saving, step_s, own)
