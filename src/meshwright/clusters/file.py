@@ -94,7 +94,7 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     own_links = "nvlink_domain" in table or isinstance(table["gpu"], dict)
     own_network = network is not None or isinstance(table["gpu"], dict)
     known = msgspec.structs.replace(base, **overrides)
-    if table.get("nvlink_domain") == 1 < gpus_per_node:  # no NVLink
+    if table.get("nvlink_domain") == 1 < min(gpus_per_node, base.gpus_per_node):  # no NVLink, which superchips need
         known = msgspec.structs.replace(known, link="pcie", nvlink_gb_s=known.pcie_gb_s, nvlink_domain=gpus_per_node)
     unit = unit_assumed(table)
     counts, racks = (nodes, gpus_per_node), 0

@@ -78,7 +78,9 @@ def speeds(case: Case) -> Speeds:
     peak, share = peak_flops(case, half), min(chip.matmul[half] * engine.matmul, chip.matmul_limit)
     tuned = clock * share / chip.matmul[half]
     hbm = gpu.hbm_gb_s * 1e9 * chip.hbm
+    network = gpu.network_gb_s * 1e9 * chip.network
     pcie = gpu.pcie_gb_s * 1e9 * (chip.link if chip.pcie is None else chip.pcie)
+    pcie = pcie if gpu.gpus_per_node > 1 else network  # PCIe of a superchip has no other GPU
     kernel = getattr(case, "attention_kernel", "") or engine.attention
     return Speeds(
         gpu=gpu,
@@ -96,7 +98,7 @@ def speeds(case: Case) -> Speeds:
         hbm=hbm,
         link=pcie if gpu.link == "pcie" else gpu.nvlink_gb_s * 1e9 * chip.link,
         pcie=pcie,
-        network=gpu.network_gb_s * 1e9 * chip.network,
+        network=network,
         traffic=engine.traffic_compiled if case.compile else engine.traffic,
     )
 
