@@ -5,8 +5,9 @@
 
 The ranks train the recipe with the engine's own step. A collective lasts from the time at which the last member of its
 group has its data until the host of the last member goes on; its device then still receives the result. The time of a
-kind, number of ranks and size is the mean of its calls, of which a step is the sum; the spread is printed too. Replayed without the step around
-them, the same collectives took up to twice as long on an H200 (2026-11-18): some of 4 MiB took 13 ms instead of 3.
+kind, number of ranks and size is the mean of its calls, of which a step is the sum; the spread is printed too.
+Replayed without the step around them, the same collectives took up to twice as long on an H200 (2026-11-18): some of
+4 MiB took 13 ms instead of 3.
 """
 
 from __future__ import annotations
