@@ -131,12 +131,17 @@ Ratios are our speed over theirs; memory is what the allocator reserved. Command
 
 
 def _peer_cell(row: Mapping[str, Any], kind: str) -> str:
-    tries = row["tries"].get(kind, [])
-    found = max((one for one in tries if "tokens_per_s" in one), key=lambda one: one["tokens_per_s"], default=None)
+    tries, found = row["tries"].get(kind, []), _best_try(row, kind)
     if found is None:
         return tries[-1]["error"][:80].replace("|", "/") if tries else ""
     memory = found.get("peak_reserved_gib")
     return f"{found['tokens_per_s']:,.0f} tokens/s" + (f", {memory:.0f} GiB" if memory else "")
+
+
+def _best_try(row: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    """Return the fastest try that ran; None if none did."""
+    ran = [one for one in row["tries"].get(kind, []) if "tokens_per_s" in one]
+    return max(ran, key=lambda one: one["tokens_per_s"], default=None)
 
 
 def _peer_ratio(row: Mapping[str, Any], kind: str) -> str:
@@ -164,11 +169,7 @@ of this limit.
 
 
 def _least_time_row(row: Mapping[str, Any], peers: Mapping[str, Any]) -> tuple[str, ...]:
-    best = {
-        kind: max(one["tokens_per_s"] for one in tries if "tokens_per_s" in one)
-        for kind, tries in peers["tries"].items()
-        if any("tokens_per_s" in one for one in tries)
-    }
+    best = {kind: found["tokens_per_s"] for kind in peers["tries"] if (found := _best_try(peers, kind)) is not None}
     limit, ours = row["tokens_per_s"], best["ours"]
     goals = (
         f"{ratio:.2f} × {kind}: {best[kind] * ratio / limit:.0%}"
