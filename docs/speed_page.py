@@ -196,8 +196,9 @@ def _compared_steps() -> str:
 {found["device"]}, torch {found["torch"]}, transformers {found["transformers"]}, {found["date"]};
 `python benchmarks/gpu_parity.py`: one training step of a small model of every family against an fp32 step in eager mode
 on the same GPU, loss and the gradient of every tensor. The cases cover every pair of {{eager, compiled}},
-{{unpacked, packed}}, micro batch, goal, recompute, precision and loss. Refused combinations are refused by rules, the
-wrong one too since it was found.
+{{unpacked, packed}}, micro batch, goal, recompute, precision and loss. Refused combinations end with an error before
+training: by a rule (the wrong one too since it was found), or where transformers has no text-only class of a model or
+does not keep packed documents apart.
 
 """
     by_family = _statuses(found["rows"], lambda row: str(row["case"]).split()[0])
