@@ -12,7 +12,8 @@ import msgspec
 from meshwright.config_io.scalars import resolve
 from meshwright.errors import InputError
 from meshwright.frameworks import accelerate_options
-from meshwright.frameworks.accelerate.parse import TRL_CONFIGS, parse_arguments_of
+from meshwright.frameworks.accelerate.parse import parse_arguments_of
+from meshwright.frameworks.accelerate.trl_commands import TRL_CONFIGS
 from meshwright.frameworks.common import torchrun_gpu_request, visible_devices
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.data_columns import column_findings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from meshwright.frameworks.accelerate.keys import SECTION_OF_TYPE, format_setting
-from meshwright.frameworks.accelerate.parse import GPU_TYPES
+from meshwright.frameworks.accelerate.parse_settings import GPU_TYPES
 from meshwright.frameworks.accelerate.rules.common import has_command_line, int_value, type_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
