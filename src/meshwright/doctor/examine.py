@@ -12,8 +12,11 @@ from meshwright.doctor import (
     better_layout,
     check_logged,
     faults,
+    flat_loss,
+    gradients,
     liveness,
     loss,
+    loss_curve,
     memorized,
     memory,
     recompiles,
@@ -134,7 +137,7 @@ def _needs_loss(stats: RunStats) -> str:
 
 
 def _needs_climb_or_trend(stats: RunStats) -> str:
-    return "" if loss.climbs(stats) else _needs_loss(stats)
+    return "" if loss_curve.climbs(stats) else _needs_loss(stats)
 
 
 def _needs_epochs(stats: RunStats) -> str:
@@ -152,12 +155,12 @@ def _needs_layout(stats: RunStats) -> str:
 
 def _needs_some_loss(stats: RunStats) -> str:
     logged = sum(step.loss is not None for step in stats.run.steps)
-    return "" if logged >= loss.MIN_LINES else f"the loss in at least {loss.MIN_LINES} step lines"
+    return "" if logged >= loss_curve.MIN_LINES else f"the loss in at least {loss.MIN_LINES} step lines"
 
 
 def _needs_norms(stats: RunStats) -> str:
     logged = sum(step.grad_norm is not None for step in stats.run.steps)
-    return "" if logged >= loss.MIN_LINES else f"the gradient norm in at least {loss.MIN_LINES} step lines"
+    return "" if logged >= loss_curve.MIN_LINES else f"the gradient norm in at least {loss.MIN_LINES} step lines"
 
 
 def _needs_validations(stats: RunStats) -> str:
@@ -178,7 +181,7 @@ def _needs_own_recipe(stats: RunStats) -> str:
 
 
 def _needs_real_data(stats: RunStats) -> str:
-    return "real training data: this run uses mock data" if stats.uses_mock_data else loss.flat_needs(stats)
+    return "real training data: this run uses mock data" if stats.uses_mock_data else flat_loss.flat_needs(stats)
 
 
 def _needs_scale(stats: RunStats) -> str:
@@ -197,11 +200,11 @@ DIAGNOSES = (
     Diagnosis("run.differs-from-file", user_file.differing_file, _needs_file),
     Diagnosis("loss.diverging", loss.diverging, _needs_climb_or_trend),
     Diagnosis("loss.diverged", loss.diverged, _needs_some_loss),
-    Diagnosis("loss.scale-collapsed", loss.loss_scale, _needs_scale),
+    Diagnosis("loss.scale-collapsed", gradients.loss_scale, _needs_scale),
     Diagnosis("loss.spikes", loss.spikes, _needs_loss),
-    Diagnosis("loss.flat", loss.flat, _needs_real_data),
-    Diagnosis("loss.growing-gradients", loss.growing_gradients, _needs_loss),
-    Diagnosis("loss.zero-gradients", loss.zero_gradients, _needs_norms),
+    Diagnosis("loss.flat", flat_loss.flat, _needs_real_data),
+    Diagnosis("loss.growing-gradients", gradients.growing_gradients, _needs_loss),
+    Diagnosis("loss.zero-gradients", gradients.zero_gradients, _needs_norms),
     Diagnosis("loss.random-guess", memorized.random_guess, _needs_loss),
     Diagnosis("loss.repeated-data", memorized.repeated_data, _needs_epochs),
     Diagnosis("loss.overfitting", validation.overfitting, _needs_validations),

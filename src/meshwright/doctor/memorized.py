@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.doctor import loss, remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.loss_curve import finite_losses
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation
 from meshwright.doctor.thresholds import limit, share
@@ -80,7 +81,7 @@ def _drops(stats: RunStats) -> Iterator[Drop]:
 
 def random_guess(stats: RunStats) -> Iterator[Finding]:
     """The loss stays above that of guessing, or a fine-tuning starts there: other weights or labels than assumed."""
-    rows = loss.finite_losses(stats)
+    rows = finite_losses(stats)
     if len(rows) < limit("enough_for_trends") or _is_explained(stats):
         return
     case = stats.case

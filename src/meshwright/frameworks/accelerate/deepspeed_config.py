@@ -24,7 +24,6 @@ FROM_DEEPSPEED = (
     "optimizer.clip_grad",
 )
 """Fields set by a referenced DeepSpeed config, by its values or by DeepSpeed's defaults."""
-
 FILLED_FROM_YAML = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",

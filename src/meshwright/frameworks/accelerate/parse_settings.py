@@ -44,11 +44,8 @@ from meshwright.recipes.types import Engine
 from meshwright.rules.rule import Finding
 
 DOUBLE, CHECKPOINTING = "accelerate.double-checkpointing", "gradient_checkpointing"
-
 GPU_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
-
 WRAPPED = "fsdp_transformer_layer_cls_to_wrap"
-
 DISTRIBUTED_OPTIMIZER = f"{MEGATRON}megatron_lm_use_distributed_optimizer"
 
 

@@ -15,9 +15,7 @@ from meshwright.recipes.types import Engine, Goal
 from meshwright.rules.rule import Finding
 
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
-
 ENGINES: dict[str, Engine] = {"DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
-
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "auto": "bf16"}
 """Format of loaded weights, by torch's name of the dtype."""
 

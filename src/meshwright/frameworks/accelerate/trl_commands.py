@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 
 
 TRL, TRL_SCRIPTS = "trl.", "trl/scripts/"  # modules of TRL, and their files
-
 TRL_FILES = ("datasets[0].data_files", "datasets[0].data_dir", "datasets[0].path")  # the first of these names the data
-
 _SHARDED = {
     "distributed_type": "FSDP",
     f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     f"{FSDP}fsdp_offload_params": False,
 }
-
 TRL_CONFIGS: dict[str, dict[str, Any]] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1},
     "multi_gpu": {"distributed_type": "MULTI_GPU"},
