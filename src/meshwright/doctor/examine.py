@@ -155,12 +155,12 @@ def _needs_layout(stats: RunStats) -> str:
 
 def _needs_some_loss(stats: RunStats) -> str:
     logged = sum(step.loss is not None for step in stats.run.steps)
-    return "" if logged >= loss_curve.MIN_LINES else f"the loss in at least {loss.MIN_LINES} step lines"
+    return "" if logged >= loss_curve.MIN_LINES else f"the loss in at least {loss_curve.MIN_LINES} step lines"
 
 
 def _needs_norms(stats: RunStats) -> str:
     logged = sum(step.grad_norm is not None for step in stats.run.steps)
-    return "" if logged >= loss_curve.MIN_LINES else f"the gradient norm in at least {loss.MIN_LINES} step lines"
+    return "" if logged >= loss_curve.MIN_LINES else f"the gradient norm in at least {loss_curve.MIN_LINES} step lines"
 
 
 def _needs_validations(stats: RunStats) -> str:

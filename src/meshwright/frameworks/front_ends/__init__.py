@@ -13,9 +13,10 @@ from meshwright.errors import unknown
 from meshwright.frameworks.accelerate.keys import closed, format_setting, known
 from meshwright.frameworks.accelerate.parse import complete
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.front_ends.commands import with_command_settings
 from meshwright.frameworks.front_ends.describe import FRONT_ENDS, FrontEnd
 from meshwright.frameworks.front_ends.own_overrides import with_own_overrides
-from meshwright.frameworks.front_ends.parse import confidence, parse, with_command_settings
+from meshwright.frameworks.front_ends.parse import confidence, parse
 from meshwright.frameworks.front_ends.sharding import own_settings
 from meshwright.frameworks.front_ends.synonyms import in_front_end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
 from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, SHARES, VALUES, has_both
@@ -11,7 +11,7 @@ from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.hf_arguments import NO, is_switch
 from meshwright.frameworks.key_table import NULLS, PLACEHOLDER, Key, KeyTable, near_name
 from meshwright.frameworks.other_versions import OLDER_ACCEPT
-from meshwright.frameworks.types import Settings
+from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps.hugging_face import ATTENTION_KERNELS, meant_kernel, refused_kernel
 from meshwright.rules.rule import Finding, Severity
 from meshwright.similar import closest, is_slip, misspelled
@@ -35,6 +35,33 @@ ms-swift's model/utils.py.
 """
 
 
+class _Place(NamedTuple):
+    """A key of a file in the front end's table."""
+
+    key: str
+    owner: str  # section of the table that has it
+    name: str
+    path: str  # with the index of each list, which the table's owner does not have
+    depth: int  # of the owner
+    setting: SourcedValue
+    is_command: bool
+
+    @property
+    def shown(self) -> str:
+        return f"--{self.key}" if self.is_command else self.key
+
+    def named(self, name: str) -> str:
+        """Return the key of another name in the same section."""
+        return ".".join((*self.key.split(".")[: self.depth], name))
+
+    def with_value(self, key: str, value: Any) -> tuple[str, ...]:
+        """Return the fix that sets a key; none without a value."""
+        return (_formatted(key, value, self.is_command),) if value else ()
+
+    def finding(self, rule: str, severity: Severity, message: str, fix: tuple[str, ...] = ()) -> Finding:
+        return Finding(rule, severity, self.key, message, fix, self.setting.file, self.setting.line)
+
+
 def key_findings(
     one: FrontEnd, known: KeyTable, settings: Settings, is_open: bool, is_command: bool, table: str
 ) -> Iterator[Finding]:
@@ -47,66 +74,73 @@ def key_findings(
             continue
         key = _spelled(known, key)
         owner, name, found = find_key(known, key)
-        parts, depth = key.split("."), len(owner.split(".")) if owner else 0
-        place = ".".join((*parts[:depth], name))  # with the index of each list, which the table's owner does not have
-        if not name or place in reported:
+        depth = len(owner.split(".")) if owner else 0
+        at = _Place(key, owner, name, ".".join((*key.split(".")[:depth], name)), depth, setting, is_command)
+        if not name or at.path in reported:
             continue
-        shown = f"--{key}" if is_command else key
-        if found is None:
-            reported.add(place)
-            if place in one.removed.get(table, {}):
-                yield _removed(one, settings, key, place, is_command, table)
-                continue
-            if is_command and is_switch(known.find(owner, name.removeprefix(NO))):
-                message = f"{one.title} has no {shown}: {name.removeprefix(NO)} is off by default"
-                yield Finding("key.unknown", "error", key, message, (f"without {shown}",), setting.file, setting.line)
-                continue
-            is_foreign = one.has_other_programs and not is_command  # the file's program may have keys of its own
-            near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
-            near = "" if is_foreign and isinstance(setting.value, list) and name == f"{near}s" else near
-            near = near or _near_removed(one, name, owner, table)
-            right = ".".join((*parts[:depth], near))
-            refuses = one.rejects and not is_open and not owner and not is_foreign
-            is_typo = bool(near) and (not is_others or is_slip(name, near))
-            severity: Severity = "error" if is_typo or refuses else "warning"
-            if is_open and not near:
-                continue
-            verb = "has no" if one.rejects else "ignores"
-            hint = "; the program that reads this file must have it" if is_foreign else ""
-            hint = _hint(settings, right, "--" if is_command else "") if near else hint
-            target = known.find(owner, near)
-            fits = target is not None and not target.problem(setting.value) and right not in settings
-            fits = fits and len(parts) == depth + 1  # the value is that of the key, not of one inside it
-            fix = (_formatted(right, setting.value, is_command),) if fits else ()
-            rule = "key.unknown" if severity == "error" else "key.unused"
-            yield Finding(rule, severity, key, f"{one.title} {verb} {shown}{hint}", fix, setting.file, setting.line)
-        elif not setting.unresolved and (older := VALUES.get((table, key, str(setting.value)))):
-            version, now = older
-            message = f"{shown}: {setting.value}: was removed: since version {version} it is {now}; {OLDER_ACCEPT} it"
-            fix = (_formatted(key, now, is_command),)
-            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
-        elif is_command and setting.value is True and found.types and "bool" not in found.types and not one.uses_click:
-            message = f"{shown} has no value: the parser of {one.title} expects one"
-            yield Finding("value.invalid", "error", key, message, (), setting.file, setting.line)
-        elif not setting.unresolved and (problem := found.problem(setting.value)):
-            meant = found.meant(setting.value) or _short_kernel(found, setting.value) if found.choices else ""
-            fix = (_formatted(key, meant, is_command),) if meant else ()
-            message = f"{shown}: {setting.value}: {problem}"
-            since = SHARES.get((table, key)) if is_share(setting.value) else None
-            if since:
-                message += f" since version {since}; {OLDER_ACCEPT} a share of the training"
-            yield Finding(
-                "value.invalid", "warning" if since else "error", key, message, fix, setting.file, setting.line
-            )
-        elif not setting.unresolved and (refused := _refused_kernel(table, found, setting.value)):
-            reason, meant = refused
-            fix = (_formatted(key, meant, is_command),) if meant else ()
-            message = f"{one.title} has no {shown} {setting.value}; {reason}"
-            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
-        elif not setting.unresolved and (meant := _meant_name(known, key, setting.value)):
-            message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
-            fix = (_formatted(key, meant, is_command),)
-            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+        if found is not None:
+            yield from _value_finding(one, known, at, found, table)
+            continue
+        reported.add(at.path)
+        if at.path in one.removed.get(table, {}):
+            yield _removed(one, settings, key, at.path, is_command, table)
+        elif is_command and is_switch(known.find(owner, name.removeprefix(NO))):
+            message = f"{one.title} has no {at.shown}: {name.removeprefix(NO)} is off by default"
+            yield at.finding("key.unknown", "error", message, (f"without {at.shown}",))
+        else:
+            yield from _unknown(one, known, settings, at, is_open, is_others, table)
+
+
+def _unknown(
+    one: FrontEnd, known: KeyTable, settings: Settings, at: _Place, is_open: bool, is_others: bool, table: str
+) -> Iterator[Finding]:
+    """Yield that the front end has no such key, with the key that is meant, if one is near."""
+    owner, name, value = at.owner, at.name, at.setting.value
+    is_foreign = one.has_other_programs and not at.is_command  # the file's program may have keys of its own
+    near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
+    near = "" if is_foreign and isinstance(value, list) and name == f"{near}s" else near
+    near = near or _near_removed(one, name, owner, table)
+    if is_open and not near:
+        return
+    right = at.named(near)
+    refuses = one.rejects and not is_open and not owner and not is_foreign
+    is_typo = bool(near) and (not is_others or is_slip(name, near))
+    severity: Severity = "error" if is_typo or refuses else "warning"
+    verb = "has no" if one.rejects else "ignores"
+    hint = "; the program that reads this file must have it" if is_foreign else ""
+    hint = _hint(settings, right, "--" if at.is_command else "") if near else hint
+    target = known.find(owner, near)
+    fits = target is not None and not target.problem(value) and right not in settings
+    fits = fits and len(at.key.split(".")) == at.depth + 1  # the value is that of the key, not of one inside it
+    fix = (_formatted(right, value, at.is_command),) if fits else ()
+    rule = "key.unknown" if severity == "error" else "key.unused"
+    yield at.finding(rule, severity, f"{one.title} {verb} {at.shown}{hint}", fix)
+
+
+def _value_finding(one: FrontEnd, known: KeyTable, at: _Place, found: Key, table: str) -> Iterator[Finding]:
+    """Yield why the front end does not accept the value of a key that it has."""
+    key, value, is_known = at.key, at.setting.value, not at.setting.unresolved
+    if is_known and (older := VALUES.get((table, key, str(value)))):
+        version, now = older
+        message = f"{at.shown}: {value}: was removed: since version {version} it is {now}; {OLDER_ACCEPT} it"
+        yield at.finding("value.invalid", "error", message, (_formatted(key, now, at.is_command),))
+    elif at.is_command and value is True and found.types and "bool" not in found.types and not one.uses_click:
+        message = f"{at.shown} has no value: the parser of {one.title} expects one"
+        yield at.finding("value.invalid", "error", message)
+    elif is_known and (problem := found.problem(value)):
+        meant = found.meant(value) or _short_kernel(found, value) if found.choices else ""
+        message = f"{at.shown}: {value}: {problem}"
+        since = SHARES.get((table, key)) if is_share(value) else None
+        if since:
+            message += f" since version {since}; {OLDER_ACCEPT} a share of the training"
+        yield at.finding("value.invalid", "warning" if since else "error", message, at.with_value(key, meant))
+    elif is_known and (refused := _refused_kernel(table, found, value)):
+        reason, meant = refused
+        message = f"{one.title} has no {at.shown} {value}; {reason}"
+        yield at.finding("value.invalid", "error", message, at.with_value(key, meant))
+    elif is_known and (meant := _meant_name(known, key, value)):
+        message = f"{at.shown}: {value} does not exist; did you mean {meant}?"
+        yield at.finding("value.invalid", "error", message, at.with_value(key, meant))
 
 
 def _spelled(known: KeyTable, key: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.front_ends.commands import with_command_settings
 from meshwright.frameworks.front_ends.describe import FrontEnd
 from meshwright.frameworks.front_ends.keys import find_key
-from meshwright.frameworks.front_ends.parse import table_of, with_command_settings
+from meshwright.frameworks.front_ends.parse import table_of
 from meshwright.frameworks.front_ends.synonyms import in_front_end
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.recipes.key_maps import hugging_face
