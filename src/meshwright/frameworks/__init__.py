@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.announced import with_comments as with_comments
     from meshwright.frameworks.applied_fixes import FixedText as FixedText
     from meshwright.frameworks.applied_fixes import fixed_text as fixed_text
-    from meshwright.frameworks.check_file import as_in_files as as_in_files
+    from meshwright.frameworks.assumed_values import as_in_files as as_in_files
     from meshwright.frameworks.check_file import check as check
     from meshwright.frameworks.check_file import stated_gpus as stated_gpus
     from meshwright.frameworks.detection import NATIVE as NATIVE
@@ -78,7 +78,8 @@ __getattr__ = LazyNames(
     __name__,
     {
         "frameworks.announced": "lost_lines with_comments",
-        "frameworks.check_file": "as_in_files check stated_gpus",
+        "frameworks.assumed_values": "as_in_files",
+        "frameworks.check_file": "check stated_gpus",
         "frameworks.dropped": "DroppedSetting dropped_settings require_model",
         "frameworks.environment": "ENVIRONMENT_PATHS open_weights variables_in",
         "frameworks.export_recipe": "export exported_engine exported_sharding in_version lost_numbers write",

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.frameworks.check_file import findings_without_fixes, their_fix
+from meshwright.frameworks.check_file import findings_without_fixes
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.our_fixes import changed_content
 from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.frameworks.trainer_fields import is_trainer
+from meshwright.frameworks.translated_fixes import their_fix
 from meshwright.models import ModelSpec
 from meshwright.rules import Finding
 
