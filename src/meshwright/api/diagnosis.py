@@ -20,26 +20,29 @@ from meshwright.api.targets import file_of, job_for
 from meshwright.api.verb_function import verb
 from meshwright.choices import FRONT_ENDS
 from meshwright.doctor import Checkup, Run
-from meshwright.doctor.finding import Evidence, Figure, Remedy
-from meshwright.doctor.match_recipe import (
+from meshwright.doctor.assumed_settings import (
     assumptions,
-    closest_recipe,
-    contradicting_model,
     degrees_that_divide,
-    described,
-    file_differences,
-    gpus_of,
-    gpus_unknown,
-    inferred_batch,
     logged_goal,
-    logged_overrides,
-    same_model,
-    stated_fields,
     trainer_layout,
     unstated_layout,
+)
+from meshwright.doctor.finding import Evidence, Figure, Remedy
+from meshwright.doctor.implied_settings import (
+    inferred_batch,
     with_all_gpus,
     with_implied_length,
     with_implied_micro_batch,
+)
+from meshwright.doctor.logged_settings import file_differences, stated_fields
+from meshwright.doctor.match_recipe import (
+    closest_recipe,
+    contradicting_model,
+    described,
+    gpus_of,
+    gpus_unknown,
+    logged_overrides,
+    same_model,
 )
 from meshwright.errors import InputError
 from meshwright.frameworks import Content, Framework, import_file

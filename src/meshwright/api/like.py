@@ -17,7 +17,8 @@ from meshwright.costs import calibrate
 from meshwright.costs.calibration import Calibration
 from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.doctor import Run
-from meshwright.doctor.match_recipe import gpus_of, logged_overrides, stated_fields
+from meshwright.doctor.logged_settings import stated_fields
+from meshwright.doctor.match_recipe import gpus_of, logged_overrides
 from meshwright.errors import InputError
 from meshwright.notes import no_notes
 from meshwright.planner import Question

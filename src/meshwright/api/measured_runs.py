@@ -12,7 +12,7 @@ from meshwright import clusters, doctor, json_text
 from meshwright.api.counted_tokens import at_logged_length, with_counted_tokens
 from meshwright.costs.measurements import Measurement, of_case
 from meshwright.doctor import Run
-from meshwright.doctor.match_recipe import stated_fields
+from meshwright.doctor.logged_settings import stated_fields
 from meshwright.doctor.slowdown import slowing_down, sustained_slowdown
 from meshwright.doctor.user_file import differing_file
 from meshwright.errors import InputError

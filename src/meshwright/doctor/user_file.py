@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.doctor import remedies
+from meshwright.doctor.assumed_settings import ADAPTERS
 from meshwright.doctor.check_logged import fits_length, implied_length
 from meshwright.doctor.finding import Evidence, Finding
+from meshwright.doctor.implied_settings import inferred_batch, source_of_batch
 from meshwright.doctor.logged_rate import OtherRate, rate_unlike_file
-from meshwright.doctor.match_recipe import ADAPTERS, inferred_batch, source_of_batch, text_of_differences
+from meshwright.doctor.logged_settings import text_of_differences
 from meshwright.doctor.run_stats import RunStats
 
 CLOSE_BATCH = 0.1  # tokens per second are rounded, and checkpoints lengthen some steps
