@@ -68,6 +68,41 @@ def test_a_script_that_contradicts_its_job_is_reported(
     assert _rules(_check(meshwright, tmp_path, SCRIPT.replace(old, new) if old else SCRIPT, *GPUS)) == expected
 
 
+RENDEZVOUS = "--rdzv-backend c10d --rdzv-endpoint $H:29500"
+STATIC = "--master_addr $H --master_port 6000"
+C10D = "torchrun --rdzv-backend=c10d --rdzv-endpoint=$H:6000"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({}, C10D),
+        ({"srun torchrun": "srun apptainer exec --nv t.sif python -m torch.distributed.run"}, C10D),
+        ({"--nnodes 24": "--nnodes $SLURM_NNODES"}, C10D),
+        ({STATIC: f"{STATIC} --node_rank 0"}, C10D),
+        ({STATIC: f"{STATIC} --node_rank=$SLURM_NODEID"}, C10D),
+        ({STATIC: "--rdzv_endpoint $H:6000 --rdzv_backend=static"}, "torchrun --rdzv-backend=c10d"),
+        ({STATIC: f"{STATIC} $MORE"}, ""),
+        ({STATIC: f"{STATIC} --node_rank $RANK_OF_NODE"}, ""),
+        ({"#ENV": "export PET_RDZV_BACKEND=c10d"}, ""),
+        ({"srun torchrun": "srun --nodes=1 -w $NODE torchrun"}, ""),
+        ({"srun torchrun": "ft_launcher"}, ""),
+        ({"srun torchrun": "srun ft_launcher"}, ""),
+        ({"srun torchrun": "torchrun"}, ""),
+        ({STATIC: f"{STATIC} --standalone"}, ""),
+    ],
+)
+def test_nodes_that_srun_starts_with_one_rank_are_reported(
+    meshwright: Any, tmp_path: Path, changes: dict[str, str], fix: str
+) -> None:
+    text = SCRIPT.replace(RENDEZVOUS, STATIC)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    found = [one for one in _check(meshwright, tmp_path, text, *GPUS)["findings"] if one["rule"] == "launch.node-rank"]
+    assert [(one["severity"], one["fix"]) for one in found] == ([("error", [fix])] if fix else [])
+
+
 def test_more_processes_than_the_given_gpus_is_an_error(meshwright: Any, tmp_path: Path) -> None:
     text = SCRIPT.replace("#SBATCH --gpus-per-node=4\n", "")
     answer = _check(meshwright, tmp_path, text, "--gpus", "24x2xA100-80")

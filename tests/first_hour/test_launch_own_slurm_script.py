@@ -63,6 +63,23 @@ def test_a_container_is_named_with_the_options_that_keep_it(script: Path) -> Non
     assert "srun --container-image" not in notes
 
 
+def test_a_container_of_apptainer_is_named_with_the_options_that_keep_it(script: Path) -> None:
+    pyxis = "--container-image=/lustre/i.sqsh --container-mounts=/lustre:/lustre,/home:/home"
+    apptainer = "apptainer exec --nv -B /lustre --bind /home:/h /lustre/i.sif"
+    other = "singularity exec /lustre/tools.sif python prepare.py\n"
+    script.write_text(script.read_text().replace("srun", f"{other}srun").replace(pyxis, apptainer))
+    _, notes = job(script)
+    kept = "--image /lustre/i.sif --container-kind apptainer --mount /lustre:/lustre --mount /home:/h"
+    assert f"not kept: apptainer exec --bind /lustre,/home:/h /lustre/i.sif of {script}" in notes
+    assert f"{kept} keeps the container" in notes
+    mounts = ("/lustre:/lustre", "/home:/h")
+    text, notes = job(script, image="/lustre/i.sif", mounts=mounts)
+    assert "apptainer exec --nv --bind /lustre:/lustre --bind /home:/h" in text
+    assert "not kept: apptainer" not in notes
+    script.write_text(script.read_text().replace(apptainer, "podman-hpc run --gpu nvcr.io/nvidia/nemo:26.08"))
+    assert "; --image nvcr.io/nvidia/nemo:26.08 keeps the container" in job(script)[1]
+
+
 def test_exports_are_kept_without_a_launch_command(script: Path) -> None:
     lines = SCRIPT.replace("DATA", ARGS_FILE) + 'srun ./run.sh "$1"\n'
     script.write_text(lines)

@@ -117,13 +117,18 @@ def test_images_are_named_as_their_tool_reads_them(meshwright: Any, here: Path) 
         ("nvidia/cuda:13", "{}", "docker://{}"),
         ("docker://nvcr.io/a/b:1", "docker://nvcr.io#a/b:1", "{}"),
         ("X.sqsh", f"{here}/X.sqsh", f"{here}/X.sqsh"),
-        ("/images/a.sif", "{}", "{}"),
+        ("/images/a.sqsh", "{}", "{}"),
     ):
         for kind, expected in (("pyxis", pyxis), ("apptainer", apptainer)):
             words = ("launch", "nano.toml", *SLURM, "--image", image, "--container-kind", kind)
             options = container_of(meshwright(*words))[0]
             found = next((one for one in options if one.startswith("--container-image=")), options[-1])
             assert found.removeprefix("--container-image=") == expected.format(image), (kind, image)
+    words = ("launch", "nano.toml", *SLURM, "--image", "/images/a.sif")
+    assert container_of(meshwright(*words))[0][-1] == "/images/a.sif"
+    assert " apptainer exec " in meshwright(*words).out
+    error = meshwright(*words, "--container-kind", "pyxis", "--json").json["error"]
+    assert error["fix"] == ["--container-kind apptainer", "--image /images/a.sqsh"]
     words = ("launch", "nano.toml", "--scheduler", "kubernetes", "--image", "nvcr.io/nvidia/pytorch:26.08-py3")
     assert "image: nvcr.io/nvidia/pytorch:26.08-py3" in meshwright(*words).out
 

@@ -70,8 +70,9 @@ JOB = """#!/bin/bash
 srun scripts/copy.sh
 srun scripts/train.sh
 """
+RENDEZVOUS = "--node-rank $SLURM_NODEID"  # of a script that every task runs
 STEP = f"""export CUDA_DEVICE_MAX_CONNECTIONS=1
-torchrun --nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_ON_NODE pretrain_gpt.py \\
+torchrun --nnodes $SLURM_NNODES {RENDEZVOUS} --nproc-per-node $SLURM_GPUS_ON_NODE pretrain_gpt.py \\
   {FLAGS.replace("--num-layers 20", "--num-layers $LAYERS")} {DATA} --tensor-model-parallel-size $TP
 """
 
@@ -86,11 +87,13 @@ def test_a_script_that_submits_a_job_is_read_with_it(tmp_path: Path, monkeypatch
     assert found(result) == []
     assert (result.recipe.layout.tp, result.model and result.model.num_layers) == (2, 20)
     assert "32 GPUs" in " ".join(result.notes)
+    written(tmp_path, "scripts/train.sh", STEP.replace(RENDEZVOUS, ""))
+    assert found(check("release/small.sh")) == ["launch.node-rank"]
     assert check("scripts/job.sh").framework == "megatron-lm"
 
 
 def test_a_gpu_name_of_the_site_is_no_error(tmp_path: Path) -> None:
-    start = STEP.replace("torchrun", "srun torchrun")
+    start = STEP.replace("torchrun", "srun torchrun").replace(RENDEZVOUS, "--rdzv-backend=c10d")
     text = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:ampere:4\n{start}"
     result = check(written(tmp_path, "j.sh", text))
     assert found(result) == []

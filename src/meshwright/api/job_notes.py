@@ -116,19 +116,18 @@ def sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: str
 
 
 def container_not_kept(exported: Exported, request: requests.Launch, scheduler: str) -> tuple[str, ...]:
-    """Return the container in which srun starts the user's program if the new job has none, and how to keep it."""
-    from meshwright.frameworks.shell.launcher import container_options
+    """Return the container in which the user's script starts its program if the job has none, and how to keep it."""
+    from meshwright.frameworks.shell.containers import container_of
     from meshwright.launch.slurm import repeated_mount
 
     source = exported.job.imported
     script = None if source is None else source.content.script
-    found = {} if script is None or request.image else container_options(script)
-    if source is None or not found:
+    found = None if script is None or request.image else container_of(script)
+    if source is None or found is None:
         return ()
-    lost = " ".join(f"--{name}={value}" if value else f"--{name}" for name, value in found.items())
-    image = found.get("container-image", "IMAGE")
-    words = ["--image", "IMAGE" if "$" in image else image, "--container-kind", "pyxis"]
-    for text in filter(None, found.get("container-mounts", "").split(",")):
+    words = ["--image", "IMAGE" if "$" in found.image or not found.image else found.image]
+    words += ["--container-kind", found.kind] if found.kind else []
+    for text in found.mounts:
         words += ["--mount", repeated_mount(text)]
     keep = f"; {shlex.join(words)} keeps the container" if scheduler == "slurm" else ""
-    return (f"not kept: srun {lost} of {source.content.path}: the job runs without a container{keep}",)
+    return (f"not kept: {found.words} of {source.content.path}: the job runs without a container{keep}",)

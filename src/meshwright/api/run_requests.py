@@ -235,7 +235,10 @@ class Launch(Request, frozen=True):
             flag="--signal-ahead",
         ),
     ] = None
-    container_kind: Annotated[str | None, path("How SLURM starts --image: pyxis or apptainer.", "KIND")] = None
+    container_kind: Annotated[
+        str | None,
+        path("How SLURM starts --image: pyxis or apptainer.  [default: apptainer for .sif files, else pyxis]", "KIND"),
+    ] = None
     write: Annotated[str | None, path("Write the files to this folder.")] = None
     overwrite: Annotated[bool, flag("Replace existing files whose contents differ.")] = False
     accept_changes: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks import cut_commands
+from meshwright.frameworks import cut_commands, node_rank
 from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.types import SourcedValue, as_int
@@ -20,9 +20,6 @@ if TYPE_CHECKING:  # a script's interpreter, which only files need
     from meshwright.frameworks.shell import LaunchCommand
 
 DEFAULT = re.compile(r"\$\{\w+:?[-=]")
-TASK_VARIABLE = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?")
-INNER_SHELL = re.compile(r"\b(?:ba)?sh\s+-\w*c\b|(?<![\w-])eval\s|<<|\\\$")
-"""What may expand a variable again in a task: an inner shell, eval, a here document, an escaped variable."""
 FRONT_END = "front-end"  # launcher of a fine-tuning front end's command
 PER_NODE = "NPROC_PER_NODE"  # processes that such a command starts on a node
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -49,8 +46,8 @@ RULES = (
                "the launcher starts fewer processes than there are GPUs"),
     LaunchRule("launch.head", "warning", "every node waits for itself, until the rendezvous times out",
                "localhost is another machine on each node"),
-    LaunchRule("launch.node-rank", "error", "every node waits as node 0, until the rendezvous times out",
-               "the batch script expands the variable once, on its first node, before srun starts the tasks"),
+    LaunchRule(node_rank.RULE, "error", "every node waits as node 0, until the rendezvous times out",
+               "all nodes have one rank: the default, or a variable that the batch script expands on its first node"),
     LaunchRule("launch.environment", "warning", "steps are many times slower, or NCCL cannot connect",
                "a variable of a debugging session stays in force"),
     LaunchRule("launch.literal-quotes", "error", "the program rejects a value, or opens a file whose name has quotes",
@@ -80,7 +77,7 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
         return [*hidden, *environment, *quoted]
     heads = [one for one in _head(launch) if not _has_default(content, one)]
     found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *heads]
-    found += [*_node_rank(content, launch), *environment, *quoted]
+    found += [*node_rank.node_rank_findings(content, launch), *environment, *quoted]
     given = _given(content, launch, cluster, gpus)
     reported = {one.rule for one in found}
     return [*found, *(one for one in given if one.severity == "error" and one.rule not in reported)]
@@ -129,23 +126,6 @@ def imported_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | N
     if not found and len(content.launches) == 1:
         found = list(content.launches)
     return found[0] if found else None
-
-
-def _node_rank(content: Content, launch: LaunchCommand) -> Iterator[Finding]:
-    """Yield a node rank that srun's tasks share; a shell that srun starts expands it on every node."""
-    rank, backend = _option(launch, "node-rank"), _option(launch, "rdzv-backend")
-    nodes = as_int(launch.nodes, 7) or 0
-    if rank is None or not launch.under_srun or nodes < 2 or (backend is not None and backend.value != "static"):
-        return
-    found = TASK_VARIABLE.fullmatch(str(rank.value))
-    if found is None or content.script is None or INNER_SHELL.search(content.text):
-        return
-    head, port = _option(launch, "master-addr"), _option(launch, "master-port")
-    known = "MASTER_ADDR" in content.script.variables or head is None
-    endpoint = f"{'$MASTER_ADDR' if known or head is None else head.value}:{port.value if port else 29500}"
-    message = f"--node_rank {rank.value} is expanded before srun starts the tasks: all {nodes} nodes get rank 0"
-    fix = f"torchrun --rdzv-backend=c10d --rdzv-endpoint={endpoint}"
-    yield _finding("launch.node-rank", "--node-rank", rank, message, fix)
 
 
 def _literal_quotes(content: Content) -> Iterator[Finding]:

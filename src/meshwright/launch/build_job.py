@@ -19,6 +19,7 @@ from meshwright.launch.artifacts import Launch, write
 from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
 from meshwright.launch.container_paths import ELSEWHERE, container_notes, in_container, with_mounts
 from meshwright.launch.environment import advised
+from meshwright.launch.images import kind_for
 from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
 from meshwright.launch.kubernetes import on_kubernetes
 from meshwright.launch.other_frameworks import CHECKOUTS, planned_exit
@@ -254,7 +255,7 @@ def job_of(
     given = _parse_options(options)
     refuse_unused(scheduler, given)
     if scheduler == "slurm":
-        given = _with_signal_time(request, given)
+        given = _with_container_kind(_with_signal_time(request, given))
     if reason := _without_folder(request, scheduler, folder):
         raise InputError(reason, field="--write", fix=(FOLDER_FIX,))
     has_local_files = (request.files or request.in_folder) and folder is not None and scheduler not in REMOTE_FILES
@@ -335,6 +336,12 @@ def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in given:
             given[name] = one_of(f"--{name.replace('_', '-')}", given[name], choices)
     return given
+
+
+def _with_container_kind(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Set what starts the image of a SLURM job."""
+    kind = kind_for(given.get("image", ""), given.get("container_kind"))
+    return {**given, "container_kind": kind} if "image" in given else dict(given)
 
 
 def _with_signal_time(request: LaunchRequest, given: Mapping[str, Any]) -> dict[str, Any]:

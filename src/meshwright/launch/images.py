@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.errors import InputError
 from meshwright.launch.job import ContainerKind
 
 SCHEME = "docker://"
-FILES = (".sqsh", ".squashfs", ".sif", ".simg", ".img")  # images that are files
+APPTAINER_FILES = (".sif", ".simg")  # images that only apptainer starts: enroot, which pyxis uses, reads SquashFS
+FILES = (".sqsh", ".squashfs", ".img", *APPTAINER_FILES)  # images that are files
+
+
+def kind_for(image: str, given: ContainerKind | None) -> ContainerKind:
+    """Return what starts an image: pyxis, if nothing else was asked for and it can."""
+    if not image.endswith(APPTAINER_FILES):
+        return given or "pyxis"
+    if given == "pyxis":
+        suffix = Path(image).suffix
+        reason = (
+            f"starts SquashFS images and those of a registry, and {image} is a {suffix} file, which apptainer starts"
+        )
+        fix = ("--container-kind apptainer", f"--image {image.removesuffix(suffix)}.sqsh")
+        raise InputError(reason, field="--container-kind", value=given, fix=fix)
+    return "apptainer"
 
 
 def for_container(image: str, kind: ContainerKind) -> str:

@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.shell.launcher import starts_in_container
+from meshwright.frameworks.shell.containers import container_of
 from meshwright.frameworks.trainer_fields import DATASETS
 from meshwright.frameworks.types import Program, ProgramArguments, SourcedValue
 from meshwright.planner.saving import fitting_interval
@@ -203,7 +203,7 @@ def script_folder(content: Content, program: Program, files: Collection[str]) ->
     start = program.argv[0]
     if content.script is None or start in files or start.startswith(("-", "/", "$")):
         return None
-    for launch in () if starts_in_container(content.script) else content.launches:
+    for launch in () if container_of(content.script) is not None else content.launches:
         path = str(launch.program.value)
         if not launch.program.unresolved and path.startswith("/") and path.endswith(f"/{start}"):
             return msgspec.structs.replace(launch.program, value=path.removesuffix(f"/{start}") or "/")

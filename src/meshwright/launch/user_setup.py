@@ -8,7 +8,7 @@ import msgspec
 
 from meshwright.frameworks.file_import import ImportedFile
 from meshwright.frameworks.patch_file import is_of_the_job, variables
-from meshwright.frameworks.shell.launcher import container_options
+from meshwright.frameworks.shell.containers import container_of
 from meshwright.frameworks.shell.setup import OtherCommand, SetupLines, setup_lines
 from meshwright.frameworks.types import Program
 from meshwright.launch.job import Scheduler
@@ -40,7 +40,7 @@ def user_setup(source: ImportedFile | None, program: Program, scheduler: Schedul
     )
     notes = _notes(content.path, found, scheduler)
     reason = NOT_KEPT_BY.get(scheduler, "")
-    if image and not container_options(script):
+    if image and container_of(script) is None:
         reason = reason or "the image has its own environment"
     if not found.kept or not reason:
         lines = sorted(set(found.lines))

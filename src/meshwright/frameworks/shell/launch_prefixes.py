@@ -130,6 +130,8 @@ REMOTE = frozenset(("ssh", "pdsh", "clush"))  # wrappers that give their last wo
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 SUBMITTED = "--"  # in Unwrapped.options: a Python program submits the command
 GIVEN = "*.sh"  # in Unwrapped.options: a script is given the command
+IMAGE = "image"  # in the options of a container's tool: its operand
+BIND = "bind"  # an option of apptainer that may be repeated
 BEFORE = ("--", "&&", ";")  # words before a command, in the arguments of a program that submits it
 SCRIPTS = (".sh", ".bash")
 PLAIN = Wrapper()
@@ -319,7 +321,7 @@ def _inner_command(
             break
         if is_option(words[at]):
             option, at = read_option(words, at, wrapper.option_spec)
-            read[option.name] = option.value
+            read[option.name] = _joined(read, option)
             _set_variables(option, wrapper, name, env)
         elif (
             is_unresolved_expansion(words[at])
@@ -330,7 +332,17 @@ def _inner_command(
         else:
             break
     # The last unresolved word is the operand, such as an image.
-    return min(at + max(wrapper.operands - unknown, 0), len(words))
+    operands = max(wrapper.operands - unknown, 0)
+    if operands == 1 and at < len(words):
+        read.setdefault(IMAGE, words[at])
+    return min(at + operands, len(words))
+
+
+def _joined(read: Mapping[str, SourcedValue], option: Option) -> SourcedValue:
+    """Return an option's value; that of a repeated --bind has all of its mounts."""
+    if option.name != BIND or BIND not in read:
+        return option.value
+    return _with_text(option.value, f"{read[BIND].value},{option.value.value}")
 
 
 def _set_variables(option: Option, wrapper: Wrapper, name: str, env: dict[str, SourcedValue]) -> None:

@@ -25,7 +25,6 @@ from meshwright.frameworks.types import SourcedValue, as_int
 PYTHON = re.compile(r"python[0-9.]*")
 DISTRIBUTED = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 DISTRIBUTED |= {"accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}
-IN_CONTAINER = {"docker", "podman", "podman-hpc", "apptainer", "singularity", "shifter", "enroot", "kubectl"}
 DISTRIBUTED_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun", "automodel")
 FRONT_ENDS = ("swift", "megatron", "axolotl", "llamafactory-cli", "lmf")  # commands of fine-tuning front ends
 NOT_TRAINING = {
@@ -126,22 +125,6 @@ def launch_command(script: Script) -> Command | None:
     starts = [(command, launch) for command, launch in found if launch is not None]
     distributed = [command for command, launch in starts if launch.launcher in DISTRIBUTED_LAUNCHERS]
     return distributed[0] if distributed else starts[-1][0] if starts else None
-
-
-def container_options(script: Script) -> dict[str, str]:
-    """Return the options with which a script starts its programs in a container: srun's, of pyxis."""
-    found: dict[str, str] = {}
-    for command in (*script.commands, *script.possible):
-        for name, one in unwrap(command.words).options.get("srun", {}).items():
-            if name.startswith(("container-", "no-container-")):
-                found[name] = "" if one.value in (None, True) else str(one.value)
-    return found
-
-
-def starts_in_container(script: Script) -> bool:
-    """Return whether a script starts a program in a container, whose paths are not those of the nodes."""
-    tools = (unwrap(one.words).options.keys() & IN_CONTAINER for one in (*script.commands, *script.possible))
-    return bool(container_options(script)) or any(tools)
 
 
 def _launches(commands: Sequence[Command], script: Script) -> tuple[LaunchCommand, ...]:
