@@ -332,7 +332,8 @@ class RanksPlan:
         """Return the plan and the task of a rank, with a network of measured points."""
         from meshwright import clusters
         from meshwright.rehearsal.network import MeasuredNetwork
-        from meshwright.rehearsal.run import Device, _Plan
+        from meshwright.rehearsal.run import _Plan
+        from meshwright.rehearsal.run_plan import Device
 
         network = MeasuredNetwork(points, blocks_host=True, source="gloo")
         gpu = None if self.smoke else clusters.cluster("auto").gpu

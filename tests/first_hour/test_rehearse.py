@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshwright.rehearsal.run import Device
+from meshwright.rehearsal.run_plan import Device
 
 RECIPE = "llama3_8b_pretrain_config"
 no_gpu = pytest.mark.skipif(which("nvidia-smi") is not None, reason="this machine has a GPU")

@@ -16,6 +16,7 @@ from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.rehearsal import run
 from meshwright.rehearsal.rank import RankResult
+from meshwright.rehearsal.run_plan import Device
 
 SMALLER = {"layout.recompute=full", "layout.micro_batch_size=1"}
 no_gpu = pytest.mark.skipif(which("nvidia-smi") is not None, reason="this machine has a GPU")
@@ -74,7 +75,7 @@ def test_a_rank_that_does_not_fit_by_parts_says_what_would(
 
     monkeypatch.setattr("meshwright.dryrun.ranks.run_parallel", out_of_memory)
     recipe = override.apply(index.load("llama3_8b_pretrain_config"), ("layout.pp=1", "layout.vp=1", *changes))
-    small = run.Device("cuda", clusters.gpu("A10"), 22.0)
+    small = Device("cuda", clusters.gpu("A10"), 22.0)
     with pytest.raises(InputError, match=r"does not fit this GPU of 22 GiB.*need about \d+ GiB") as caught:
         run.rehearse(recipe, clusters.cluster("8xH100"), small, config=family_of(recipe).config_for(recipe))
     assert tried == sorted(tried, reverse=True)  # fewer layers each time

@@ -19,7 +19,8 @@ from meshwright.recipes.case import Case, model_of
 from meshwright.rehearsal.compose import TimedRank, schedule
 from meshwright.rehearsal.network import ClusterNetwork, MeasuredNetwork, load_network
 from meshwright.rehearsal.rank import ALL, NONE, Measured, RankResult, RankTask
-from meshwright.rehearsal.run import Device, kernel_scale, rehearse
+from meshwright.rehearsal.run import kernel_scale, rehearse
+from meshwright.rehearsal.run_plan import Device
 from meshwright.rehearsal.trace_file import chrome_trace
 from meshwright.rehearsal.types import PARTS
 
@@ -120,12 +121,12 @@ def test_layers_and_micro_batches_that_did_not_run_are_added() -> None:
 def test_deferred_gradients_of_left_out_layers_count_unsharded(deferred: str, factor: int) -> None:
     """On a GPU a rank with 25 of 40 layers had 18 GiB less than the dry run of all: its gradients counted as shards."""
     from meshwright.rehearsal.rank import rehearse_rank
-    from meshwright.rehearsal.run import _Plan
+    from meshwright.rehearsal.run_plan import RunPlan
 
     words = ("layout.tp=1", "layout.cp=1", f"layout.defer_grad_sync={deferred}", "precision.reduce=fp32")
     recipe, config, cluster = tiny("llama3_8b_pretrain_config", "4xH100", *words)
     case = Case(recipe, model_of(recipe), cluster)
-    plan = _Plan(case, config, Device("cpu"), MeasuredNetwork(points(1e-6)), 1.0, [0], None, 0.1)
+    plan = RunPlan(case, config, Device("cpu"), MeasuredNetwork(points(1e-6)), 1.0, [0], None, 0.1)
     found = rehearse_rank(plan.task((0, (0,)), None))
     (_, gradients), weights = found.layer_state[0, 0], found.layer_weights[0, 0]
     assert gradients == weights * factor * 4
@@ -167,7 +168,7 @@ def test_measured_collectives_are_interpolated_and_checked(tmp_path: Path) -> No
 
 
 def test_a_rank_that_is_too_large_or_slow_runs_fewer_layers() -> None:
-    from meshwright.rehearsal.run import _Plan
+    from meshwright.rehearsal.run_plan import RunPlan
 
     recipe = override.apply(index.load("llama3_70b_pretrain_config"), ("layout.pp=1", "layout.vp=1"))
     config = family_of(recipe).config_for(recipe)
@@ -175,11 +176,11 @@ def test_a_rank_that_is_too_large_or_slow_runs_fewer_layers() -> None:
     h200 = Device("cuda", clusters.gpu("H200"), 139.0)
 
     def layers(device: Device, budget: float) -> int | None:
-        plan = _Plan(case, config, device, ClusterNetwork(case), 1.0, [0], None, budget)
+        plan = RunPlan(case, config, device, ClusterNetwork(case), 1.0, [0], None, budget)
         return plan.layers_in_budget(0)
 
     everything = case.rebuild(override.apply(recipe, ("layout.pp=4", "layout.pp_schedule=gpipe")))
-    plan = _Plan(everything, config, h200, ClusterNetwork(everything), 1.0, [0], None, 1e6)
+    plan = RunPlan(everything, config, h200, ClusterNetwork(everything), 1.0, [0], None, 1e6)
     assert plan.run_batches == plan.micro_batches > 8  # GPipe holds the activations of all
     assert layers(h200, 1e6) is None
     assert 2 <= (layers(h200, 20.0) or 0) < 80

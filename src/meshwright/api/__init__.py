@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.check_targets import *  # noqa: F403
     from meshwright.api.checks import *  # noqa: F403
     from meshwright.api.ci_formats import *  # noqa: F403
+    from meshwright.api.compare_responses import *  # noqa: F403
     from meshwright.api.comparison import *  # noqa: F403
     from meshwright.api.completion import *  # noqa: F403
     from meshwright.api.diagnosis import *  # noqa: F403
@@ -56,7 +57,8 @@ __getattr__ = LazyNames(
         "api.exports": "export write_plan",
         "api.ci_formats": "distinct_findings github sarif",
         "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
-        "api.comparison": "compare compare_response",
+        "api.compare_responses": "compare_response",
+        "api.comparison": "compare",
         "api.completion": "starting_with",
         "api.diagnosis": "diagnose doctor_response",
         "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",

@@ -30,8 +30,9 @@ from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 from meshwright.rehearsal.network import Network, load_network
-from meshwright.rehearsal.run import BUDGET_S, LARGEST_ON_CPU, Device
+from meshwright.rehearsal.run import BUDGET_S, LARGEST_ON_CPU
 from meshwright.rehearsal.run import rehearse as run_rehearsal
+from meshwright.rehearsal.run_plan import Device
 from meshwright.rehearsal.trace_file import chrome_trace
 from meshwright.rehearsal.types import Alternative, CollectiveTime, Rehearsal
 

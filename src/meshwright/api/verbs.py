@@ -169,7 +169,7 @@ _TABLE = (
         calls=({"target": "llama3_8b_pretrain_config", "gpus": "8xH100", "overrides": ["layout.recompute=full"]},),
     ),
     Verb(
-        *("compare", "Plan", requests.Compare, "comparison.compare", "compare_response"),
+        *("compare", "Plan", requests.Compare, "comparison.compare", "compare_responses.compare_response"),
         examples=(
             "meshwright compare llama3-8b --gpus 8xH100 --goal sft --engines all",
             "meshwright compare pretrain_llama.sh --gpus 4x8xH100 --engines megatron,torchtitan",
