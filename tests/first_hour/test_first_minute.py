@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from tests.first_hour.terminal import in_terminal
 
 from meshwright import stages
 from meshwright.api.verbs import verbs_on
 from meshwright.cli import plots, progress
-from meshwright.cli.completion import install
+from meshwright.cli.app import app
+from meshwright.cli.completion import VARIABLE, install
 from meshwright.cli.start_page import TRY
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -93,6 +95,27 @@ def test_bash_completes_models_gpus_goals_and_recipes(tmp_path: Path, monkeypatc
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=120, check=False)
     for (words, wanted), found in zip(lines.items(), done.stdout.splitlines(), strict=True):
         assert wanted in found.split(), (words, found, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "completed"),
+    [
+        (("check",), "configs/ll", "file configs/ll"),
+        (("check", "a.yaml"), "configs/", "file configs/"),
+        (("recommend",), "./mine.t", "file ./mine.t"),
+        (("doctor",), "slurm-47", "file slurm-47"),
+        (("plan", "llama3-8b", "--gpus"), "site.t", "file site.t"),
+        (("convert", "runs/mine"), "", "file "),
+        (("export", "mine.toml", "--out"), "conf", "file conf"),
+        (("check",), "llama3_8b_sft_c", "plain llama3_8b_sft_config"),
+        (("export", "mine.toml", "--to"), "x", ""),
+        (("plan", "llama3-8b", "--goal"), "x", ""),
+        (("plan", "llama3-8b", "--top"), "x", ""),
+    ],
+)
+def test_the_shell_completes_paths_where_no_name_starts_so(words: tuple[str, ...], typed: str, completed: str) -> None:
+    found = ShellComplete(app, {}, "meshwright", VARIABLE).get_completions([*words], typed)
+    assert ", ".join(f"{one.type} {one.value}" for one in found if one.type == "file" or one == found[0]) == completed
 
 
 class Terminal:

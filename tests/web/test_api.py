@@ -155,6 +155,23 @@ def test_a_script_that_is_sent_is_checked_as_the_file_is(
     assert {one["line"] for one in sent["findings"]} & {2, 3}
 
 
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ("# team run\nbase_model: meta-llama/Llama-3.1-8B\nadapter: lora\nmicro_batch_size: 1\n", "axolotl"),
+        ('# team run\n\n[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n', "torchtitan"),
+        ('lr = 1e-5\nfrom trl import SFTConfig, SFTTrainer\nargs = SFTConfig("out", learning_rate=lr)\n'
+         'SFTTrainer(model="Qwen/Qwen3-8B", args=args).train()\n', "accelerate"),
+        ("NPROC_PER_NODE=8 \\\nswift sft \\\n  --model Qwen/Qwen3-8B --train_type lora\n", "ms-swift"),
+    ],
+)  # fmt: skip
+def test_a_text_without_a_name_is_read_in_the_format_that_it_shows(
+    text: str, framework: str, client: TestClient
+) -> None:
+    answer = client.post("/api/check", json={"text": text, "gpus": "8xH100"})
+    assert (answer.status_code, answer.json().get("framework")) == (200, framework)
+
+
 def test_a_recipe_that_is_sent_is_checked_and_exported(client: TestClient) -> None:
     text = api.recipe_text(api.recipe("llama3_8b_pretrain_config", ["layout.tp=2"]), "toml")
     checked = client.post("/api/check", json={"text": text, "name": "mine.toml", "gpus": "8xH100"})

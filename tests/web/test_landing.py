@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -36,6 +37,16 @@ def test_chips_keep_what_was_typed_and_the_current_one_is_marked(client: Any) ->
     assert _linked(page, gpus="16xB200", seq="4k", goal="peft", model="meta-llama/Llama-3.1-8B")
     assert 'data-value="16xH200" aria-current="true"' in reply.text
     assert 'id="goal-peft" value="peft" checked' in reply.text
+
+
+@pytest.mark.parametrize("send", ["get", "post"])
+def test_a_link_with_only_a_model_names_what_is_missing_and_links_an_answer(client: Any, send: str) -> None:
+    asked = {"model": "llama3-70b"}
+    reply = client.get("/", params=asked) if send == "get" else client.post("/", data=asked)
+    assert (reply.status_code, "gpus, goal required" in reply.text) == (422, True)
+    fix = re.search(r'href="(/?\?[^"]+)">gpus: ', reply.text)
+    assert fix is not None, "the fix is a link that fills in all that is missing"
+    assert client.get("/" + fix[1].lstrip("/").replace("&amp;", "&")).status_code == 200
 
 
 @pytest.mark.parametrize(

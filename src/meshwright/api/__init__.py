@@ -59,7 +59,7 @@ __getattr__ = LazyNames(
         "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
         "api.compare_responses": "compare_response",
         "api.comparison": "compare",
-        "api.completion": "starting_with",
+        "api.completion": "CLOSED_KINDS starting_with",
         "api.diagnosis": "diagnose doctor_response",
         "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
         "api.rehearsal": "rehearse rehearsal_response",

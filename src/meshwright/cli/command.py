@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from meshwright import api
 from meshwright.api.inputs import Field, Request, choice, fields_of, range_of, read
@@ -139,11 +140,16 @@ def _help(field: Field) -> str:
     return " ".join([field.input.help, *notes, *(["[required]"] if field.required else [])])
 
 
-def _completer(field: Field) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def _completer(field: Field) -> Callable[[click.Context, click.Parameter, str], list[str | CompletionItem]]:
+    """Return what completes a field: its names, and paths where no name starts so, as in a shell without completion."""
     kind, choices = field.input.complete, field.input.choices
-    if kind:
-        return lambda context, parameter, typed: api.starting_with(kind, typed)
-    return lambda context, parameter, typed: [choice for choice in choices if choice.startswith(typed)]
+    closed = bool(choices) or kind in api.CLOSED_KINDS or str not in field.types
+
+    def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[str | CompletionItem]:
+        names = api.starting_with(kind, typed) if kind else [name for name in choices if name.startswith(typed)]
+        return [*names] if names or closed else [CompletionItem(typed, type="file")]
+
+    return complete
 
 
 def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, epochs: str | None = None, **values: Any) -> None:

@@ -21,6 +21,16 @@ from meshwright.recipes import files
 from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
 
+LINE_CHARACTERS = 500  # of a first line: matching stays fast
+_COMMENT = re.compile(r"\s*#(?!!)")
+_FIRST_LINES: Mapping[Format, re.Pattern[str]] = {
+    "python": re.compile(r"#!.*python|(import|from|def|class|async) \w|@\w|[rfub]?(\"\"\"|''')"),
+    "yaml": re.compile(r"---\s*$|- |[\"']?[A-Za-z_][\w.\-]*[\"']?\s*:(\s|$)"),
+    "toml": re.compile(r"\[[\w.\-\"\[\] ]+\]\s*(#.*)?$|[\"\w.\-]+ *= +\S|[\w.\-]+ +=\S"),
+    "shell": re.compile(r"#!|\w+=\S*( |$)|[\w./$\{\}\-]+ (.* )?(-|\\$)|(export|set|source|cd|module|srun|exec) \S"),
+}
+"""How the first line of a text without a suffix starts that is not a comment."""
+_IMPORT = re.compile(r"^(import|from) \w", re.MULTILINE)
 _MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")  # not a file
 
 
@@ -99,15 +109,19 @@ def content_of(
 
 
 def format_of(path: str, text: str) -> Format:
-    """Return the format of a file by its suffix, or by how it starts."""
+    """Return the format of a file by its suffix, or by its text; a suffix of another format says too much to guess."""
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
-    start = text.lstrip()[:2]
-    if start[:1] == "{":
-        return "json"
-    if start in ("#!", "--") or "torchrun" in text or "#SBATCH" in text:
-        return "shell"
-    raise InputError(
-        "has an unknown format", field="file", value=path, fix=[f"use one of the suffixes {', '.join(SUFFIXES)}"]
-    )
+    first = next((line for line in text.splitlines() if line.strip() and not _COMMENT.match(line)), "")
+    first = first.lstrip()[:LINE_CHARACTERS]
+    found: Format | None = "json" if first.startswith("{") else None
+    if not found and not suffix:
+        found = next((name for name, line in _FIRST_LINES.items() if line.match(first)), None)
+        found = "python" if found == "toml" and _IMPORT.search(text) else found  # lr = 3e-4 starts a program, too
+    if not found and (first.startswith(("#!", "--")) or "torchrun" in text or "#SBATCH" in text):
+        found = "shell"
+    if found is None:
+        fix = [f"use one of the suffixes {', '.join(SUFFIXES)} in its name"]
+        raise InputError("has an unknown format", field="file", value=path, fix=fix)
+    return found

@@ -18,7 +18,8 @@ GPUS = ("H100", "H200", "B200", "GB200", "A100-80", "MI300X", "L40S", "RTX4090")
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 GOAL_LABELS = dict(zip(GOALS, ("pretrain", "fine-tune (sft)", "LoRA (peft)"), strict=True))
 _CLUSTER = re.compile(r"\s*((?:\d{1,6}\s*[x×*]?\s*){0,2}?)(?<!\d)([A-Za-z][\w-]*)\s*", re.IGNORECASE)
-_ARGUMENT = re.compile(r"(\w+): (\".*\"|\d+)")
+_ARGUMENT = re.compile(r"(\w+): (\"(?:[^\"\\]|\\.)*\"|\d+)")
+_ARGUMENTS = re.compile(rf"{_ARGUMENT.pattern}(?:, {_ARGUMENT.pattern})*")
 _OVERRIDE = re.compile(r"\w+\.[\w.]+=\S.*")
 Chip = dict[str, Any]
 
@@ -73,9 +74,9 @@ def applied_fixes(error: Mapping[str, Any], form: Mapping[str, str]) -> list[dic
 
 
 def _applied(fix: str, field: str, form: Mapping[str, str]) -> str:
-    argument = _ARGUMENT.fullmatch(fix)
-    if argument is not None and argument[1] in form:
-        return presenters.query({**form, argument[1]: str(json.loads(argument[2]))})
+    arguments = _ARGUMENT.findall(fix) if _ARGUMENTS.fullmatch(fix) else []
+    if arguments and all(name in form for name, _ in arguments):
+        return presenters.query({**form, **{name: str(json.loads(value)) for name, value in arguments}})
     if field in form and not re.search(r"\s[a-z]+ [a-z]|^--|=|: ", fix):
         return presenters.query({**form, field: fix})
     if field == "overrides":  # what was typed cannot be read
