@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.costs import accuracy
 from meshwright.costs.accuracy import ALL_TIERS, Errors, compare, to_dict, weighted_quantile
-from meshwright.costs.measurements import read
 
+from .helpers import published
 from .test_measurements import ROW, table
 
-DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "measurements.csv"
 # Source-weighted errors of the shipped profiles in per cent, with a little room for changes elsewhere in the model.
 STEP_MEDIAN, STEP_P90, PREDICTED = 8.0, 28.0, 0.9
 MEMORY_MEDIAN, MEMORY_P90 = 5.0, 12.0
@@ -22,7 +20,7 @@ MEMORY_MEDIAN, MEMORY_P90 = 5.0, 12.0
 
 @pytest.fixture(scope="module")
 def report():
-    return compare(read(DATA))
+    return compare(published())
 
 
 def test_the_report_has_the_documented_keys(tmp_path):
@@ -61,7 +59,7 @@ def test_memory_matches_published_peaks(report):
 
 
 def test_rows_of_no_fit_are_priced_or_have_a_reason():
-    rows = read(DATA.with_name("measurements_2.csv"))
+    rows = published("measurements_2")
     assert all(row.case is not None or row.unsupported for row in rows)
     assert sum(row.case is not None for row in rows) >= 0.75 * len(rows)
     found = compare(rows)

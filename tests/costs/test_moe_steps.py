@@ -11,7 +11,6 @@ import pytest
 
 from meshwright.costs.compute import layer_time
 from meshwright.costs.gemm import expert_rows, fuses_experts
-from meshwright.costs.measurements import read
 from meshwright.costs.measurements_knobs import framework_of
 from meshwright.costs.open_knobs import knob_ranges
 from meshwright.costs.speeds import speeds
@@ -20,7 +19,7 @@ from meshwright.models import Attention, find
 from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
 
-from .helpers import case
+from .helpers import case, published
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 
@@ -92,7 +91,7 @@ def test_an_engine_that_pads_gives_every_expert_the_rows_of_the_fullest() -> Non
 
 
 def test_rows_say_which_routers_are_untrained_and_what_is_quantized() -> None:
-    rows = {row.row_id: row.case for row in read(DATA / "measurements.csv") if row.source == "torchao_titan"}
+    rows = {row.row_id: row.case for row in published() if row.source == "torchao_titan"}
     eight = rows["cab81aac12"]
     assert eight is not None
     assert eight.untrained_router
@@ -119,7 +118,7 @@ def test_defaults_follow_the_month_of_a_container(version: str, graphs: str) -> 
 
 
 def test_what_a_known_recipe_does_not_set_is_off() -> None:
-    rows = {row.row_id: row for row in read(DATA / "measurements.csv")}
+    rows = {row.row_id: row for row in published()}
     with (DATA / "measurements.csv").open(encoding="utf-8", newline="") as file:
         noted = [row for row in csv.DictReader(file) if "QWEN3_235B_A22B_PRETRAIN_CONFIG_H100_FP8_CS" in row["notes"]]
     assert noted
@@ -131,13 +130,13 @@ def test_what_a_known_recipe_does_not_set_is_off() -> None:
 
 
 def test_the_range_of_an_open_setting_is_that_of_its_usual_values() -> None:
-    rows = [row for row in read(DATA / "measurements_added.csv") if row.source == "ms_swift_examples"]
+    rows = [row for row in published("measurements_added") if row.source == "ms_swift_examples"]
     found = {knob.name: knob for knob in knob_ranges(rows)}
     assert found["vp"].rows == 1
     assert 3 < found["vp"].median_pct < 20
 
 
 def test_sources_that_we_added_are_in_no_fit() -> None:
-    added = {row.source for row in read(DATA / "measurements_added.csv")}
-    assert not added & {row.source for row in read(DATA / "measurements.csv")}
-    assert all(row.case is not None for row in read(DATA / "measurements_added.csv"))
+    added = {row.source for row in published("measurements_added")}
+    assert not added & {row.source for row in published()}
+    assert all(row.case is not None for row in published("measurements_added"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.costs.helpers import case, llama
+from tests.costs.helpers import case, llama, published
 
 from meshwright.clusters import cluster
 from meshwright.costs.communication import _places
@@ -75,7 +75,7 @@ def test_a_row_runs_on_the_cluster_of_its_file(tmp_path: Path) -> None:
 
 
 def test_a_dualpipe_rank_has_both_ends_of_the_v() -> None:
-    (row,) = (one for one in read(DATA / "measurements.csv") if one.source == "paper_deepseek_v3")
+    (row,) = (one for one in published() if one.source == "paper_deepseek_v3")
     assert row.case is not None
     assert (row.case.pp_schedule, row.case.vp) == ("dualpipe_v", 2)
 

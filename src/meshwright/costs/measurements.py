@@ -292,7 +292,7 @@ def _case(row: dict[str, str], on: Cluster | None) -> tuple[Case, dict[str, Any]
     fixed = {name: value for name, value in values.items() if name not in COLUMNS}
     links = (place.gpu.network_gb_s, place.own_links)
     key = (model, place.gpu, *links, entry.engine, row["mode"], tuple(sorted(fixed.items())))
-    case = Case(recipe, model, place, entry.engine).replace(**values)  # type: ignore[arg-type]  # from our own table
+    case = Case(recipe, model, place, entry.engine, values)  # type: ignore[arg-type]  # from our own table
     return case, values, key, model
 
 

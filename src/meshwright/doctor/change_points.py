@@ -50,9 +50,7 @@ def levels(values: Sequence[float] | Floats, shortest: int, least: float) -> lis
     logs = np.log(np.asarray(values, dtype=float))
     if len(logs) < 2 * shortest or not _varies(logs, shortest, least):
         return [Level(0, len(logs), _median(values))]
-    size = math.ceil(len(logs) / MOST_BINS)
-    edges = np.unique([*range(0, len(logs), size), len(logs)])
-    binned = np.array([np.median(logs[a:b]) for a, b in pairwise(edges)])
+    size, edges, binned = _bins(logs)
     cuts = [int(edges[one]) for one in _best_cuts(binned, max(2, math.ceil(shortest / size)))]
     cuts = _merged(logs, [0, *cuts, len(logs)], least)
     cuts = _without_short(_refined(logs, cuts, max(size, shortest)), shortest)
@@ -75,24 +73,29 @@ def trend(values: Sequence[float] | Floats) -> Trend:
 def hinge(values: Sequence[float] | Floats) -> Hinge:
     """Return the best fit of a level and a straight line from its end on; an onset of 0 is a line throughout."""
     array = np.asarray(values, dtype=float)
-    size = math.ceil(len(array) / MOST_BINS)
-    edges = np.unique([*range(0, len(array), size), len(array)])
-    binned = np.array([np.median(array[a:b]) for a, b in pairwise(edges)])
-    places = np.array([(a + b - 1) / 2 for a, b in pairwise(edges)])
-    best = Hinge(0, _median(array), _median(array), math.inf)
-    for onset in edges[:-1]:
-        after = np.maximum(places - onset, 0.0)
-        apart = after - after.mean()
-        spread = float(apart @ apart)
-        slope = float(apart @ binned) / spread if spread else 0.0
-        level = float(binned.mean() - slope * after.mean())
-        error = float(np.mean(np.abs(binned - level - slope * after)))
-        if error < best.error:
-            best = Hinge(int(onset), level, level + slope * (len(array) - 1 - onset), error)
-    fitted = best.level + (best.end - best.level) * np.maximum(np.arange(len(array)) - best.onset, 0) / max(
-        1, len(array) - 1 - best.onset
-    )
-    return best._replace(error=float(np.mean(np.abs(array - fitted))))
+    _, edges, binned = _bins(array)
+    places = (edges[:-1] + edges[1:] - 1) / 2
+    after = np.maximum(places - edges[:-1, None], 0.0)  # a row per onset
+    middle = after.mean(axis=1)
+    apart = after - middle[:, None]
+    spread = (apart * apart).sum(axis=1)
+    slopes = np.divide(apart @ binned, spread, out=np.zeros(len(spread)), where=spread > 0)
+    starts = binned.mean() - slopes * middle
+    errors = np.abs(binned - starts[:, None] - slopes[:, None] * after).mean(axis=1)
+    best = int(np.argmin(errors))
+    onset, level, slope = int(edges[best]), float(starts[best]), float(slopes[best])
+    rest = len(array) - 1 - onset
+    fitted = level + slope * np.maximum(np.arange(len(array)) - onset, 0)
+    return Hinge(onset, level, level + slope * rest, float(np.mean(np.abs(array - fitted))))
+
+
+def _bins(values: Floats) -> tuple[int, NDArray[np.int64], Floats]:
+    """Return the size of bins, their edges and their medians."""
+    size = math.ceil(len(values) / MOST_BINS)
+    edges = np.unique([*range(0, len(values), size), len(values)])
+    whole = len(values) // size * size
+    medians = np.median(values[:whole].reshape(-1, size), axis=1)
+    return size, edges, np.append(medians, np.median(values[whole:])) if whole < len(values) else medians
 
 
 def error_of(values: Sequence[float] | Floats, found: Sequence[Level]) -> float:

@@ -144,18 +144,22 @@ def _fastest(batches: list[ScoredBatch], top: int) -> list[Candidate]:
 
     Where `recommend` passes over the fastest because it may not fit, neither is it listed here.
     """
+    if not batches:
+        return []
     allowed = preferred(batches)
-    if any(mask.any() for mask in allowed):
-        allowed = surer(batches, allowed) or allowed
-    found = [
-        b.row(int(i))
-        for b, mask in zip(batches, allowed, strict=True)
-        for i in np.flatnonzero(mask)[np.argsort(b.step_s[mask], kind="stable")][: CANDIDATES_PER_PLAN * top]
-    ]
-    if not found and batches:
+    if not any(mask.any() for mask in allowed):
         return [min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)]
-    distinct = {tuple(sorted(c.layout.items(), key=str)): c for c in sorted(found, key=lambda c: -c.step_s)}
-    return sorted(distinct.values(), key=lambda c: c.step_s)[:top]
+    allowed = surer(batches, allowed) or allowed
+    steps = np.concatenate([np.where(mask, b.step_s, np.inf) for b, mask in zip(batches, allowed, strict=True)])
+    ends = np.cumsum([len(b) for b in batches])
+    distinct: dict[tuple[Any, ...], Candidate] = {}
+    for place in np.argsort(steps, kind="stable")[: sum(int(mask.sum()) for mask in allowed)]:
+        batch = int(np.searchsorted(ends, place, "right"))
+        one = batches[batch].row(int(place - ends[batch]) + len(batches[batch]))
+        distinct.setdefault(tuple(one.layout.values()), one)
+        if len(distinct) == top:
+            break
+    return list(distinct.values())
 
 
 def _with_loss_of(plan: Plan, baseline: Baseline, batches: list[ScoredBatch]) -> list[ScoredBatch]:

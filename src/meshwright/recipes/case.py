@@ -8,9 +8,10 @@ candidates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import groupby
 from math import ceil, gcd
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from meshwright.models import MLA, Attention, Dense, GatedDelta, LinearMixer, Ma
 from meshwright.recipes.adapter_targets import groups_of
 from meshwright.recipes.model_changes import require_numbers, sizes
 from meshwright.recipes.stage_layers import Balanced, stages_of
-from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
+from meshwright.recipes.types import Engine, Recipe, recipe_fields
 
 UNKNOWN_STEPS = 1_000_000_000  # of a run by epochs, before its data is counted: no rule finds it too short
 Value = TypeVar("Value")
@@ -67,16 +68,14 @@ class Case:
         self._columns = columns or {}
         self._memory_of = memory_of
         self._memo: dict[Callable[[Case], Any], Any] = {}
+        self._values = _readable(self._facts | self._recipe_values)
+        vars(self).update(self._values)
+        vars(self).update(_readable(self._columns))  # those of `replace` take precedence
 
-    def __getattr__(self, name: str) -> Column:
-        """Return a recipe field by flat name, or a model or cluster fact; columns of `replace` take precedence."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        for source in (self._columns, self._recipe_values, self._facts):
-            if name in source:
-                setattr(self, name, source[name])  # the next read skips __getattr__; a case never changes
-                return source[name]
-        raise AttributeError(f"a case has no {name!r}")
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Column:
+            """Recipe fields by flat name, and facts of the model and the cluster."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what defines the case: its cache has keys that cannot be pickled, such as functions of rules."""
@@ -95,7 +94,7 @@ class Case:
         merged = {**self._columns, **columns}
         values = other.__dict__
         values.update(self._values)  # of the recipe, model and cluster, which are the same
-        values.update(merged if merged.keys().isdisjoint(_OWN_NAMES) else _readable(merged))
+        values.update(_readable(merged))
         for name in _KEPT_NAMES:
             values[name] = getattr(self, name)
         values["_columns"], values["_memo"] = merged, {}
@@ -117,16 +116,11 @@ class Case:
         return self.replace(**{n: v.item() if isinstance(v, np.generic) else v for n, v in columns.items()})
 
     @cached_property
-    def _values(self) -> dict[str, Column]:
-        """Everything that __getattr__ returns if there are no columns."""
-        return _readable({**self._facts, **self._recipe_values})
-
-    @cached_property
     def _recipe_values(self) -> dict[str, Column]:
         values: dict[str, Column] = {"goal": self.recipe.goal, "benchmark": self.recipe.benchmark}
-        for key, info in recipe_fields().items():
-            if not key.startswith("architecture."):  # model facts already include these
-                values[info.flat] = field_value(self.recipe, key)
+        for section, names in _flat_names().items():
+            part = getattr(self.recipe, section)
+            values.update({flat: getattr(part, name) for name, flat in names})
         values["targets"] = self._target_groups()
         values["samples"] = 0  # of all epochs; not known until the data is counted
         values["packed_tokens"], values["packed_length"], values["longest_sample"] = 0.0, 0, 0
@@ -270,7 +264,19 @@ _OWN_NAMES = frozenset((*vars(Case), *_KEPT_NAMES))
 
 
 def _readable(values: dict[str, Column]) -> dict[str, Column]:
+    if values.keys().isdisjoint(_OWN_NAMES):
+        return values
     return {name: value for name, value in values.items() if name not in _OWN_NAMES}
+
+
+@cache
+def _flat_names() -> dict[str, tuple[tuple[str, str], ...]]:
+    """Return the fields of every section by name and flat name; model facts already include the architecture."""
+    return {
+        section: tuple((key.partition(".")[2], info.flat) for key, info in fields)
+        for section, fields in groupby(recipe_fields().items(), lambda field: field[0].partition(".")[0])
+        if section != "architecture"
+    }
 
 
 def _at_least_one(value: Column) -> Column:
