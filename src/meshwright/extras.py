@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -108,14 +109,21 @@ def _problem(package: str) -> str:
     """Return what is wrong with a package; empty if it can be used."""
     if not _importable(MODULES.get(package, package)):
         return MISSING
+    version, specifier = _installed_version(package), _specifiers()[package]
+    if not version or _satisfies(version, specifier):
+        return ""
+    return f"{package}{specifier}; {version} is installed"
+
+
+@cache
+def _installed_version(package: str) -> str:
+    """Return the version of a package; empty if it was built from source. Its metadata takes milliseconds to read."""
     from importlib import metadata
 
     try:
-        version = metadata.version(package)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return ""  # built from source: its version is unknown
-    specifier = _specifiers()[package]
-    return "" if _satisfies(version, specifier) else f"{package}{specifier}; {version} is installed"
+        return ""
 
 
 def _importable(module: str) -> bool:

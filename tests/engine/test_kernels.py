@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import Any
 
 import pytest
@@ -299,8 +298,7 @@ def test_residuals_of_other_projections_are_not_fused() -> None:
     assert fuse_residuals(model) == 3
 
 
-def test_all_layers_share_one_compiled_graph(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "torch.__trace")  # pytest would format every graph that torch traces
+def test_all_layers_share_one_compiled_graph() -> None:
     model = tiny("llama")
     fuse_norms(model)
     tune_linears(model.model.layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -49,6 +50,7 @@ def component_schemas(verbs: list[Verb]) -> tuple[dict[str, dict[str, Any]], dic
     return references, {name: _with_schema_required(one) for name, one in components.items()}
 
 
+@cache
 def published() -> dict[str, dict[str, Any]]:
     """Return the schemas to publish, by file name: every command's response and the error object."""
     found = {verb.name: response_schema(verb) for verb in VERBS.values() if verb.surfaces}

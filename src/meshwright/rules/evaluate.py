@@ -68,15 +68,16 @@ def applicable(case: Case, severities: Iterable[Severity] = SEVERITIES) -> tuple
     return _rules_for(case.engine, tuple(severities))
 
 
-def _error_rules(case: Case) -> list[Rule]:
+@cache
+def _error_rules(engine: str) -> tuple[Rule, ...]:
     """Return the error rules that need no estimate; the planner filters by memory itself."""
-    return [r for r in applicable(case, ("error",)) if r.subject != "memory"]
+    return tuple(r for r in _rules_for(engine, ("error",)) if r.subject != "memory")
 
 
 def legal(case: Case, ignoring: Container[str] = ()) -> Column:
     """Return where no error rule is broken, except memory and ignored rules; the case may hold columns."""
     ok: Column = np.True_
-    for r in _error_rules(case):
+    for r in _error_rules(case.engine):
         broken = r.broken(case) if r.id not in ignoring else False
         if isinstance(broken, np.ndarray) or broken:  # most rules say once for all candidates that they hold
             ok = ok & np.logical_not(broken)
@@ -85,7 +86,7 @@ def legal(case: Case, ignoring: Container[str] = ()) -> Column:
 
 def illegal_by_rule(case: Case) -> dict[str, Column]:
     """Return the mask of broken candidates for every error rule that some candidate breaks, except memory."""
-    masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in _error_rules(case)}
+    masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in _error_rules(case.engine)}
     return {id: mask for id, mask in masks.items() if mask.any()}
 
 

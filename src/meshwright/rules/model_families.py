@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from meshwright.recipes.case import Case
 
@@ -11,10 +12,14 @@ def _matches_family(*starts: str) -> Callable[[Case], bool]:
     """Return a predicate: the model type or name, letters and digits only, starts with one of these."""
 
     def matches(c: Case) -> bool:
-        names = ("".join(filter(str.isalnum, name.lower())) for name in (c.model.model_type, c.model.name))
-        return any(name.startswith(starts) for name in names)
+        return _letters(c.model.model_type).startswith(starts) or _letters(c.model.name).startswith(starts)
 
     return matches
+
+
+@lru_cache(maxsize=1024)
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 is_qwen35 = _matches_family("qwen35")

@@ -113,6 +113,8 @@ NO_EP: Fix = {"ep": [1], "etp": [1], "ep_overlap": [False]}
 
 def one_of(value: Column, names: Collection[str]) -> Column:
     """Return where a value, or an array of values, is one of the names."""
+    if not isinstance(value, np.ndarray):
+        return np.bool_(value in names)
     return reduce(or_, (value == name for name in names), np.False_)
 
 

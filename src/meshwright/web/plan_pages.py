@@ -20,6 +20,7 @@ from meshwright.web.plan_selection import PlanKey, neighbours
 from meshwright.web.templates import render
 
 FEW = 4  # plans for which no processes are started
+REASONS = ("reasons", "memory_by_stage_gib")  # of a response with explain
 Data = dict[str, Any]
 GOAL_TITLES = {"pretrain": "Pretrain", "sft": "Fine-tune", "peft": "LoRA fine-tune"}
 
@@ -53,16 +54,15 @@ def _answers(keys: Sequence[PlanKey]) -> Iterator[Data]:
 def plan_data(key: PlanKey) -> Data:
     """Return the response of `recommend`, its reasons, the plan in every framework, and what backs it."""
     try:
-        request = requests.Recommend(model=key.model, gpus=key.gpus, goal=key.goal)
+        request = requests.Recommend(model=key.model, gpus=key.gpus, goal=key.goal, explain=True)
         plan = api.recommend.handle(request)
         response = api.plan_response(plan, request)
-        explained = api.plan_response(plan, requests.Recommend(key.model, gpus=key.gpus, goal=key.goal, explain=True))
     except InputError as error:
         return {"error": {"message": error.reason, "fix": list(error.fix)}}
-    replanned: dict[str, Any] = {}
+    explained, replanned = _plain(response), dict[str, Any]()
     return {
-        "plan": _plain(response),
-        "explained": _plain(explained),
+        "plan": {name: value for name, value in explained.items() if name not in REASONS},
+        "explained": explained,
         "written": {to: _written(plan, to, key, replanned) for to in presenters.FRAMEWORKS},
         "evidence": [_plain(one) for one in api.evidence_for(response)],
         "cli": presenters.command("recommend", requests.Recommend, {**key._asdict(), "overrides": ""}),
