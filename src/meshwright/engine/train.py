@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,17 +108,7 @@ def _train(
         _note(unknown_numerics(recipe, family.spec_of(recipe, config)), beyond_positions(recipe, find(recipe.model)))
     world = run.nproc or (process.world if process else 1)
     if run.tiny:
-        from meshwright.engine.tiny import tiny_recipe, with_data_vocab
-
-        published = getattr(config, "vocab_size", 0)
-        recipe, config = tiny_recipe(recipe, config, world, pinned or {}, shrink=weights is None)
-        if run.out is not None and run.checkpoints:
-            from meshwright.engine.checkpoint.contract import check_before_start
-
-            compared = {key for key in pinned or {} if not key.startswith("architecture.")}
-            compared.add("train.global_batch_size")  # the ranks decide the batch of a tiny run
-            check_before_start(recipe, Path(run.out).expanduser(), compared, run.accept_changes)
-        recipe, config = with_data_vocab(recipe, config, published) if weights is None else (recipe, config)
+        recipe, config = _tiny(recipe, config, run, world, pinned or {}, shrink=weights is None)
     if weights is None and run.checkpoints and (started := run.out or recipe.checkpoint.folder):
         config = _as_started(config, recipe, Path(started).expanduser())
     recipe = with_isolated_documents(recipe, config, pinned or {})
@@ -127,15 +117,9 @@ def _train(
     case = validate(recipe, config, process, world)
     total, epochs = None, recipe.train.epochs
     if epochs:
-        from meshwright.engine.epochs import with_epoch_intervals, with_short_warmup, with_steps
-
         status.show(f"counting the samples of {recipe.data.dataset}")
         start = byte_level.cached_byte_tokenizer() if random_tiny and recipe.goal != "pretrain" else weights
-        counted, shown = recipe, process is None or process.rank == 0
-        recipe, total = with_steps(counted, lambda: family.open_source(counted, config, False, start), shown)
-        recipe = with_epoch_intervals(recipe, epochs, run.epoch_intervals, shown)
-        if run.default_warmup:
-            recipe = with_short_warmup(recipe, shown)
+        recipe, total = _with_counted_steps(recipe, config, run, family, start, process)
         case = validate(recipe, config, process, world)
     counted_case = case if total is None else case.replace(epochs=epochs).with_samples(total)
     findings = () if run.random_weights else run_findings(counted_case, pinned or {}, run.tiny)
@@ -155,19 +139,54 @@ def _train(
         elif random_tiny and recipe.goal != "pretrain" and not run.random_weights:
             spec = with_tiny_weights(spec)
         status.clear()
-        with _failure_recorded(Path(folder) if run.checkpoints else None), _stops_reported(run, folder):
-            results = processes.start(
-                run_rank,
-                spec,
-                nproc=run.nproc,
-                device_type=_device_type(run),
-                backend=run.backend,
-                preload=preloaded(family, config),
-                grace_s=recipe.checkpoint.grace_s if run.checkpoints else None,
-            )
-    outcome = next((result for result in results if result is not None), None)
+        outcome = _run_ranks(spec, preloaded(family, config))
     kept = None if folder == scratch else folder
     return TrainResult(recipe, case, costs.estimate(case), outcome, kept, findings)
+
+
+def _tiny(
+    recipe: Recipe, config: Any, run: RunSpec, world: int, pinned: Mapping[str, Any], shrink: bool
+) -> tuple[Recipe, Any]:
+    """Return the recipe and the model's config at laptop size; `shrink`: the model too, whose weights are random."""
+    from meshwright.engine.tiny import tiny_recipe, with_data_vocab
+
+    published = getattr(config, "vocab_size", 0)
+    recipe, config = tiny_recipe(recipe, config, world, pinned, shrink=shrink)
+    if run.out is not None and run.checkpoints:
+        from meshwright.engine.checkpoint.contract import check_before_start
+
+        compared = {key for key in pinned if not key.startswith("architecture.")}
+        compared.add("train.global_batch_size")  # the ranks decide the batch of a tiny run
+        check_before_start(recipe, Path(run.out).expanduser(), compared, run.accept_changes)
+    return with_data_vocab(recipe, config, published) if shrink else (recipe, config)
+
+
+def _with_counted_steps(
+    recipe: Recipe, config: Any, run: RunSpec, family: ModelFamily, start: Path | None, process: Process | None
+) -> tuple[Recipe, int | None]:
+    """Return the recipe with the steps of its epochs, and the samples; `start`: folder with the tokenizer."""
+    from meshwright.engine.epochs import with_epoch_intervals, with_short_warmup, with_steps
+
+    shown = process is None or process.rank == 0
+    counted, total = with_steps(recipe, lambda: family.open_source(recipe, config, False, start), shown)
+    counted = with_epoch_intervals(counted, recipe.train.epochs, run.epoch_intervals, shown)
+    return with_short_warmup(counted, shown) if run.default_warmup else counted, total
+
+
+def _run_ranks(spec: RankSpec, preload: Sequence[str]) -> RunMetrics | None:
+    """Run all ranks to the end; None on ranks other than 0."""
+    run, folder = spec.run, spec.folder
+    with _failure_recorded(Path(folder) if run.checkpoints else None), _stops_reported(run, folder):
+        results = processes.start(
+            run_rank,
+            spec,
+            nproc=run.nproc,
+            device_type=_device_type(run),
+            backend=run.backend,
+            preload=preload,
+            grace_s=spec.recipe.checkpoint.grace_s if run.checkpoints else None,
+        )
+    return next((result for result in results if result is not None), None)
 
 
 def _note(*texts: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from meshwright.frameworks.trainer_program import (
     without_balancing,
     without_model,
 )
-from meshwright.frameworks.types import ExportedConfig, Program
+from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import (
@@ -32,7 +32,7 @@ from meshwright.recipes.key_maps.accelerate import (
     distributed_type,
     uses_deepspeed,
 )
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Layout, Recipe
 
 KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
 DERIVED_FIELDS = ("precision.grads", "precision.reduce", "train.global_batch_size", "layout.micro_batch_size")
@@ -49,47 +49,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     replicated = _as_ddp(recipe, on)
     ddp = replicated is not recipe
     recipe, layout = replicated, replicated.layout
-    if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
-        field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
-        raise InputError("is not supported by Accelerate", field=f"layout.{field}", value=getattr(layout, field))
-    ranks = max(1, on.world // (layout.tp * layout.cp))
-    shard_ranks = ranks // layout.dp_replicate * layout.cp
-    if layout.strategy == "fsdp2" and layout.tp > 1 and shard_ranks < 2:
-        raise InputError(
-            "leaves no ranks to shard over: Accelerate's FSDP2 needs ranks besides the tensor-parallel ones",
-            field="layout.tp",
-            value=layout.tp,
-        )
-    if layout.cp > 1 and layout.cp_comm not in CP_COMM_STRATEGIES.values():
-        raise InputError(
-            "must be allgather or ring: torch gathers keys and values or rotates them",
-            field="layout.cp_comm",
-            value=layout.cp_comm,
-        )
-    settings, unmapped = to_settings(
-        framework, recipe, [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
-    )
-    settings = without_defaults(framework, settings, KEEP)
-    deepspeed = uses_deepspeed(recipe)
-    alone = on.world == 1 and not deepspeed and layout.offload == "none"
-    if alone:  # one process has nothing to shard
-        settings = {key: value for key, value in settings.items() if not key.startswith("fsdp_config.")}
-        settings["distributed_type"] = "NO"
-    if any(key.startswith(AXIS) for key in settings):
-        settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
-    if not deepspeed:
-        settings = {key: value for key, value in settings.items() if not key.startswith(ZERO)}
-    launch_settings = {
-        "compute_environment": "LOCAL_MACHINE",
-        "num_machines": on.nodes,
-        "num_processes": on.world,
-        "machine_rank": 0,
-        **({"main_process_ip": "10.0.0.1", "main_process_port": 29500} if on.nodes > 1 else {}),
-    }
+    _require_supported(layout, on)
+    alone = on.world == 1 and not uses_deepspeed(recipe) and layout.offload == "none"
+    settings, unmapped = _settings(framework, recipe, model, on, alone)
     name = f"{recipe.name or 'recipe'}.yaml"
-    micro, steps = layout.micro_batch_size, max(1, recipe.train.global_batch_size // (layout.micro_batch_size * ranks))
-    if deepspeed:
-        settings[f"{ZERO}gradient_accumulation_steps"] = steps
+    micro, steps = layout.micro_batch_size, _accumulation_steps(recipe, on)
     argv = (PROGRAM, "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
     arguments = file_name(recipe)
     recomputes = layout.recompute == "full" and settings.get("fsdp_config.fsdp_activation_checkpointing") is not True
@@ -102,29 +66,92 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     return ExportedConfig(
         framework=framework.name,
         files={
-            name: config_text(nest({**launch_settings, **settings}), recipe, framework),
+            name: config_text(nest({**_launch_settings(on), **settings}), recipe, framework),
             arguments: text,
             **({PROGRAM: program} if program else {}),
         },
         program=Program(argv=(PROGRAM,) if program else argv, env=environment_of_file(settings), modules=(arguments,)),
         unmapped=(*(() if program else without_model(recipe, model)), *rest, *lost),
         in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ()), *(REPLICATED if ddp else ())),
-        notes=(
-            f"start it with accelerate launch --config_file {name} {PROGRAM} on every machine, each with its "
-            "--machine_rank; or with torchrun and the environment that accelerate launch would set",
-            *(
-                ()
-                if program
-                else (
-                    f"replace train.py with your program, which passes what {arguments} has to its Trainer; "
-                    "the model and the data are its arguments",
-                )
-            ),
-            *program_notes(recipe, bool(program)),
-            *(program_data_notes(recipe) if program else ()),
-            *(("replace main_process_ip with the address of the first machine",) if on.nodes > 1 else ()),
-        ),
+        notes=tuple(_notes(recipe, on, name, arguments, bool(program))),
     )
+
+
+def _require_supported(layout: Layout, on: Cluster) -> None:
+    """Raise InputError for a layout that Accelerate cannot run."""
+    if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
+        field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
+        raise InputError("is not supported by Accelerate", field=f"layout.{field}", value=getattr(layout, field))
+    shard_ranks = _ranks(layout, on) // layout.dp_replicate * layout.cp
+    if layout.strategy == "fsdp2" and layout.tp > 1 and shard_ranks < 2:
+        raise InputError(
+            "leaves no ranks to shard over: Accelerate's FSDP2 needs ranks besides the tensor-parallel ones",
+            field="layout.tp",
+            value=layout.tp,
+        )
+    if layout.cp > 1 and layout.cp_comm not in CP_COMM_STRATEGIES.values():
+        raise InputError(
+            "must be allgather or ring: torch gathers keys and values or rotates them",
+            field="layout.cp_comm",
+            value=layout.cp_comm,
+        )
+
+
+def _ranks(layout: Layout, on: Cluster) -> int:
+    """Return the data-parallel ranks."""
+    return max(1, on.world // (layout.tp * layout.cp))
+
+
+def _accumulation_steps(recipe: Recipe, on: Cluster) -> int:
+    micro = recipe.layout.micro_batch_size
+    return max(1, recipe.train.global_batch_size // (micro * _ranks(recipe.layout, on)))
+
+
+def _settings(
+    framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster, alone: bool
+) -> tuple[dict[str, Any], Sequence[UnmappedField]]:
+    """Return the settings of the YAML, and the fields without a key; `alone`: one process has nothing to shard."""
+    fields = [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
+    settings, unmapped = to_settings(framework, recipe, fields)
+    settings = without_defaults(framework, settings, KEEP)
+    if alone:
+        settings = {key: value for key, value in settings.items() if not key.startswith("fsdp_config.")}
+        settings["distributed_type"] = "NO"
+    if any(key.startswith(AXIS) for key in settings):
+        settings[f"{AXIS}dp_shard_size"] = max(1, _ranks(recipe.layout, on) // recipe.layout.dp_replicate)
+    if uses_deepspeed(recipe):
+        settings[f"{ZERO}gradient_accumulation_steps"] = _accumulation_steps(recipe, on)
+    else:
+        settings = {key: value for key, value in settings.items() if not key.startswith(ZERO)}
+    return settings, unmapped
+
+
+def _launch_settings(on: Cluster) -> dict[str, Any]:
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": on.nodes,
+        "num_processes": on.world,
+        "machine_rank": 0,
+        **({"main_process_ip": "10.0.0.1", "main_process_port": 29500} if on.nodes > 1 else {}),
+    }
+
+
+def _notes(recipe: Recipe, on: Cluster, name: str, arguments: str, has_program: bool) -> Iterator[str]:
+    """Yield how to start the config, and what the user adds to it."""
+    yield (
+        f"start it with accelerate launch --config_file {name} {PROGRAM} on every machine, each with its "
+        "--machine_rank; or with torchrun and the environment that accelerate launch would set"
+    )
+    if not has_program:
+        yield (
+            f"replace train.py with your program, which passes what {arguments} has to its Trainer; "
+            "the model and the data are its arguments"
+        )
+    yield from program_notes(recipe, has_program)
+    if has_program:
+        yield from program_data_notes(recipe)
+    if on.nodes > 1:
+        yield "replace main_process_ip with the address of the first machine"
 
 
 def _as_ddp(recipe: Recipe, on: Cluster) -> Recipe:
