@@ -17,7 +17,7 @@ from meshwright.frameworks.constructor_values import value_findings
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.other_versions import MAY_ACCEPT, OLDER_ACCEPT
-from meshwright.frameworks.trainer_files import uses_unsloth
+from meshwright.frameworks.trainer_calls import uses_unsloth
 from meshwright.rules.rule import Finding
 
 TABLE = Path(__file__).with_name("constructors.tsv")

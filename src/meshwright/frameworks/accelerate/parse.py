@@ -42,15 +42,13 @@ from meshwright.frameworks.trainer import (
     refused_arguments,
     unknown_arguments,
 )
+from meshwright.frameworks.trainer_calls import TRAINERS, uses_trl, uses_unsloth
 from meshwright.frameworks.trainer_fields import is_trl
 from meshwright.frameworks.trainer_files import (
-    TRAINERS,
     config_beside,
     file_arguments,
     names_deepspeed,
     started_program,
-    uses_trl,
-    uses_unsloth,
     written_arguments,
     written_beside,
 )

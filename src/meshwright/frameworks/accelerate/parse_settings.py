@@ -27,9 +27,9 @@ from meshwright.frameworks.accelerate.trainer_fsdp import carried_arguments, sha
 from meshwright.frameworks.accelerate.trl_commands import is_by_trl
 from meshwright.frameworks.common import value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.stated_arguments import STORAGE
 from meshwright.frameworks.trainer import Arguments, ProgramFields, is_on, program_fields, start_findings, unknown_names
 from meshwright.frameworks.trainer_fields import LOADED_BY_TRL, STORED_IN_BYTES, WEIGHT_DTYPES, is_trl
-from meshwright.frameworks.trainer_files import STORAGE
 from meshwright.frameworks.trl_data import is_trl_script
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.frameworks.unused_adapters import (

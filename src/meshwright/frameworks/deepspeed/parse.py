@@ -31,14 +31,9 @@ from meshwright.frameworks.trainer import (
     unknown_arguments,
     unknown_names,
 )
+from meshwright.frameworks.trainer_calls import uses_trl
 from meshwright.frameworks.trainer_fields import ROWS, SCHEDULE, TRL_DEFAULTS, is_trainer, is_trl
-from meshwright.frameworks.trainer_files import (
-    file_arguments,
-    names_deepspeed,
-    started_program,
-    uses_trl,
-    written_beside,
-)
+from meshwright.frameworks.trainer_files import file_arguments, names_deepspeed, started_program, written_beside
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
