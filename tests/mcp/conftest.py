@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from subprocess import PIPE, Popen
 from typing import Any, NamedTuple
 
 import anyio
+import jsonschema
 import pytest
 from mcp import Client, StdioServerParameters
 from tests.cli.conftest import meshwright  # noqa: F401  # a fixture
@@ -18,6 +20,23 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
 COMMAND = ("-m", "meshwright", "mcp")
 LIMIT_S = 120
+
+
+@pytest.fixture(scope="session", autouse=True)
+def schemas_checked_once() -> Iterator[None]:
+    """Check every schema once: each client checks those of the tools that it calls, which takes longer than a call."""
+    checker, checked = jsonschema.Draft202012Validator, set[str]()
+    check = checker.check_schema
+
+    def once(schema: Any, *arguments: Any, **options: Any) -> None:
+        text = json.dumps(schema, sort_keys=True)
+        if text not in checked:
+            check(schema, *arguments, **options)
+            checked.add(text)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checker, "check_schema", once)
+        yield
 
 
 class Call(NamedTuple):
