@@ -40,9 +40,12 @@ def any_of(column: Column, *names: str) -> Column:
     return found
 
 
+_NUMPY = (np.ndarray, np.generic)  # a union in a function is made anew in every call
+
+
 def plain(value: Column) -> Column:
     """Convert a zero-dimensional value to a Python number; columns stay as they are."""
-    return value.item() if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0 else value
+    return value.item() if isinstance(value, _NUMPY) and np.ndim(value) == 0 else value
 
 
 # numpy's functions cost microseconds per scalar; an estimate of one layout calls a hundred of them.
@@ -58,25 +61,25 @@ def everywhere(condition: Column) -> bool:
     return condition if isinstance(condition, bool) else bool(np.all(condition))
 
 
-_NUMBER = (float, int, np.integer)
+_FLAG = (bool, np.bool_)
 
 
 def where(condition: Column, yes: Column, no: Column) -> Column:
     """numpy.where, with a plain branch for a scalar condition."""
-    if isinstance(condition, bool | np.bool_):
+    if isinstance(condition, _FLAG):
         return yes if condition else no
     return np.where(condition, yes, no)
 
 
 def larger(one: Column, other: Column) -> Column:
     """Return the elementwise maximum."""
-    if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
-        return one if one >= other else other
-    return np.maximum(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.maximum(one, other)
+    return one if one >= other else other
 
 
 def smaller(one: Column, other: Column) -> Column:
     """Return the elementwise minimum."""
-    if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
-        return one if one <= other else other
-    return np.minimum(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.minimum(one, other)
+    return one if one <= other else other
