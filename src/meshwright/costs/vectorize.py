@@ -40,7 +40,7 @@ def any_of(column: Column, *names: str) -> Column:
     return found
 
 
-_NUMPY = (np.ndarray, np.generic)  # a union in a function is made anew in every call
+_NUMPY = (np.ndarray, np.generic)  # a union in a function is created in every call
 
 
 def plain(value: Column) -> Column:
