@@ -45,7 +45,6 @@ SUFFIXES = (".py", ".md", ".html", ".js", ".css", ".toml", ".yml", ".yaml", ".cf
 SKIPPED = (
     "tests/test_language.py",
     "LICENSE",
-    "CHANGELOG.md",  # lists what was renamed
     "benchmarks/results/",
     "benchmarks/data/",
     "docs/data/",

@@ -349,6 +349,13 @@ def is_on(args: Arguments, *names: str) -> bool:
     return any(name in args and args[name].value not in (False, "no", "none") for name in names)
 
 
+TO_MODEL_AND_GOAL = (
+    *(*MODELS, CONFIG, PLAIN_TEXT, *LENGTHS, *BATCH, *WEIGHT_DTYPES),
+    *("use_peft", "use_lora", "lora_enable", "peft", "finetuning_type"),
+)
+"""Arguments that say what is trained and how long samples and batches are: no field has one of them alone."""
+
+
 def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "", trl: bool = False) -> ProgramFields:
     """Return the model, goal and recipe fields that a program's arguments set.
 
@@ -361,20 +368,7 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     plain = is_on(args, PLAIN_TEXT) and not tuned
     starts = not plain and (fine_tuning or any(name in args for name in MODELS[:1]))
     goal: Goal = "peft" if tuned else "sft" if starts else "pretrain"
-    handled = (
-        *MODELS,
-        CONFIG,
-        PLAIN_TEXT,
-        *LENGTHS,
-        *BATCH,
-        *WEIGHT_DTYPES,
-        "use_peft",
-        "use_lora",
-        "lora_enable",
-        "peft",
-        "finetuning_type",
-    )
-    read = read_arguments({name: setting for name, setting in args.items() if name not in handled}, goal)
+    read = read_arguments({name: setting for name, setting in args.items() if name not in TO_MODEL_AND_GOAL}, goal)
     values, sources = dict(read.values), dict(read.sources)
     length = next(((name, size) for name in LENGTHS if (size := as_int(args.get(name)))), None)
     if length:

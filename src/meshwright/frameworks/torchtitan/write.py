@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any
 
@@ -75,15 +75,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     if own is not None:
         files[f"{MODULE}.py"] = own.text
         notes.append(f"{MODULE}.py registers the flavor {flavor}: run in its folder, or add that to PYTHONPATH")
-    if recipe.data.blend or any(field.field == "data.dataset" for field in unmapped):
-        which = f"blend of datasets ({', '.join(recipe.data.blend)})" if recipe.data.blend else recipe.data.dataset
-        notes.append(f"torchtitan has no {'' if recipe.data.blend else 'dataset '}{which}; the file uses c4 instead")
-    elif recipe.data.dataset not in (*DATASETS, "mock"):
-        notes.append(
-            f"torchtitan reads datasets that its code registers (torchtitan/hf_datasets): register "
-            f"{recipe.data.dataset} there; files of tools/preprocess_data.py (.bin, .idx) "
-            "have to be written as text first"
-        )
+    notes += _data_notes(recipe, unmapped)
     if recipe.checkpoint.pretrained and is_hub_id(recipe.checkpoint.pretrained):
         notes.append(
             f"checkpoint.initial_load_path must be a folder: download {recipe.checkpoint.pretrained} (python "
@@ -119,6 +111,19 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         versions=versions,
         in_other_files=numbers,
     )
+
+
+def _data_notes(recipe: Recipe, unmapped: Sequence[UnmappedField]) -> Iterator[str]:
+    """Yield what torchtitan does not read of the data."""
+    if recipe.data.blend or any(field.field == "data.dataset" for field in unmapped):
+        which = f"blend of datasets ({', '.join(recipe.data.blend)})" if recipe.data.blend else recipe.data.dataset
+        yield f"torchtitan has no {'' if recipe.data.blend else 'dataset '}{which}; the file uses c4 instead"
+    elif recipe.data.dataset not in (*DATASETS, "mock"):
+        yield (
+            f"torchtitan reads datasets that its code registers (torchtitan/hf_datasets): register "
+            f"{recipe.data.dataset} there; files of tools/preprocess_data.py (.bin, .idx) "
+            "have to be written as text first"
+        )
 
 
 def _tokenizer_note(assets: str, recipe: Recipe, model: ModelSpec) -> str:
