@@ -244,7 +244,8 @@ bf16: true
 """
 TRL = """accelerate launch --num_processes 1 trl/scripts/sft.py --model_name_or_path meta-llama/Meta-Llama-3-8B \\
     --dataset_name trl-lib/Capybara --learning_rate 2.0e-4 --use_peft --lora_r 8 {bits} --num_train_epochs 1 \\
-    --per_device_train_batch_size 1 --gradient_checkpointing --bf16 --max_length 2048 --output_dir out --dtype bfloat16
+    --lora_target_modules all-linear --per_device_train_batch_size 1 --gradient_checkpointing --bf16 \\
+    --max_length 2048 --output_dir out --dtype bfloat16
 """
 SWIFT_LORA = SWIFT.format(model="LLM-Research/Meta-Llama-3-8B").replace("NPROC_PER_NODE=8 ", "").replace("full", "lora")
 PROGRAM = """from datasets import load_dataset

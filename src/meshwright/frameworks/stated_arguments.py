@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from meshwright.frameworks.adapter_defaults import LIBRARY
 from meshwright.frameworks.constructor_values import REGISTERED
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.program_values import ProgramValues
@@ -150,6 +151,8 @@ def _add_call(
         mark(STORED_IN_BYTES)
     if name in FLAGS:
         mark(FLAGS[name])
+    if all(word.arg for word in call.keywords) and (library := _library_of(name, call)):
+        mark(LIBRARY, library)
     for keyword in call.keywords:
         if keyword.arg in (None, LOADED_BY_TRL):
             continue
@@ -173,6 +176,13 @@ def _add_call(
         mark(TRL_LOSSES[0])
     for option, node in _load_options(call, program):
         add(option, node)
+
+
+def _library_of(name: str, call: ast.Call) -> str:
+    """Return the library whose LoRA settings apply to what a call leaves out; empty for a call that adds none."""
+    if name == ADAPTED and UNSLOTH_CLASS.match(ast.unparse(call.func)):
+        return "unsloth"
+    return "peft" if name == ADAPTERS else ""
 
 
 def _with_whole_program(

@@ -12,6 +12,7 @@ import msgspec
 
 from meshwright import similar
 from meshwright.errors import InputError
+from meshwright.frameworks.adapter_defaults import adapter_defaults
 from meshwright.frameworks.constructors import ARGUMENTS as REMOVED_ARGUMENTS
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.hf_arguments import as_parsed
@@ -396,6 +397,9 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
         defaults |= dict(default_length(values, read.open_fields))
     elif trl:
         defaults |= {key: value for key, value in TRL_DEFAULTS.items() if key not in open_fields}
+    if goal == "peft":
+        own = dict(adapter_defaults(args, values, model))
+        defaults |= {key: value for key, value in own.items() if key not in open_fields}
     if trl and "data.train_on" not in read.open_fields:
         found = _tokens_in_trl_loss(args, values)
         (values if any(name in args for name in TRL_LOSSES) else defaults)["data.train_on"] = found

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright import json_text
 from meshwright.errors import InputError
+from meshwright.frameworks.adapter_defaults import LIBRARY
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.trainer_args import POLYNOMIAL, WSD
@@ -56,6 +57,7 @@ NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs 
 LOADED_BY_TRL = "model_init_kwargs"  # a model that TRL's trainer gets by name, and loads in fp32 without a dtype
 LOADED_BY_UNSLOTH = "fast_model"  # Unsloth's class that loads a model: without a dtype in that of the GPU
 OWN = (
+    LIBRARY,
     LANGUAGE_MODELING,
     LOADED_BY_UNSLOTH,
     LOADED_BY_TRL,

@@ -25,6 +25,7 @@ from meshwright.frameworks.accelerate.precision import (
 )
 from meshwright.frameworks.accelerate.trainer_fsdp import carried_arguments, sharding_settings
 from meshwright.frameworks.accelerate.trl_commands import is_by_trl
+from meshwright.frameworks.adapter_defaults import library_setting
 from meshwright.frameworks.common import value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.stated_arguments import STORAGE
@@ -155,6 +156,8 @@ def _inputs(
     given = arguments
     if is_by_trl(script) and not is_on(given, "use_peft"):
         arguments = {name: one for name, one in given.items() if not is_of_adapters(name)}
+    elif is_by_trl(script):
+        arguments = {**arguments, **library_setting("trl", given["use_peft"])}
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
     program = program_fields(arguments, fine_tuning, script, trl)
     precision = precision_of(settings, arguments, type_name, program.goal, keeps_dtype)

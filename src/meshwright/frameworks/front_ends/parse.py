@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.parse import parse_arguments_of
+from meshwright.frameworks.adapter_defaults import library_setting
 from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.accelerate_settings import (
@@ -204,6 +205,8 @@ def _arguments(file: _File) -> dict[str, SourcedValue]:
     renamed = {key: new for key, (_, new) in one.removed.get(file.table_name, {}).items() if new and key in settings}
     read = {**{new: settings[key] for key, new in renamed.items()}, **read}  # as the older release reads them
     arguments = dict(trainer_arguments(one, read, file.values))
+    if adapters_of(one, file.values):
+        arguments |= library_setting(one.name, next(iter(settings.values()), SourcedValue(True, 1, "")))
     if one.all_tokens is not None:
         first = next(iter(settings.values()), SourcedValue(True, 1, ""))
         answers = not one.all_tokens(file.values) and file.subcommand != "pt"
