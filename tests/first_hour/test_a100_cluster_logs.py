@@ -146,6 +146,43 @@ def test_like_takes_the_model_of_the_plan_for_a_log_of_an_unknown_one(meshwright
     assert "whose model qwen3 3B is not in the catalogue: " in " ".join(meshwright(*line).out.split())
 
 
+def test_a_log_that_names_no_nodes_ran_on_those_of_the_users_file(meshwright: Any) -> None:
+    titan_log("titan.log", own_model())
+    typed = ("recommend", "q3b", "--gpus", "uni.toml", "--goal", "pretrain", "--engine", "torchtitan")
+    assert meshwright(*typed, "--save", "own.toml", "layout.recompute=selective", "kernels.compile=false").code == 0
+    flags = {name.replace("_", "-"): value for name, value in ARGUMENTS.items() if value not in ("False", "None")}
+    flags = {name: f"'{value}'" if " " in value else value.replace("True", "") for name, value in flags.items()}
+    words = " ".join(
+        f"--{name} {value}" for name, value in flags.items() if name not in ("world-size", "train-samples")
+    )
+    Path("job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=16\n#SBATCH --gpus-per-node=4\n"
+        f"srun torchrun --nnodes 16 --nproc-per-node 4 --rdzv-backend c10d pretrain_gpt.py {words} --train-iters 9\n"
+    )
+    for target, more, gpus in (
+        ("own.toml", (), "16x4xA100-80"),
+        ("own.toml", ("--gpus", "A100-80"), "16x4xA100-80"),
+        ("own.toml", ("--gpus", "8x8xA100-80"), "8x8xA100-80"),
+        ("ran.toml", ("--model", "q3b"), "8x8xA100-80"),
+    ):
+        found = meshwright("doctor", "titan.log", "--recipe", target, *more, "--json")
+        assert (found.json["gpus"], found.json["model"]) == (gpus, "q3b"), (target, more)
+    megatron_log("run.log")
+    found = meshwright("doctor", "run.log", "--recipe", "job.sh", "--gpus", "A100-80", "--json")
+    assert found.json.get("gpus") == "16x4xA100-80", found.json
+
+
+def test_the_fix_of_a_calibration_whose_file_differs_from_the_log_works(meshwright: Any) -> None:
+    titan_log("titan.log", own_model())
+    typed = ("recommend", "q3b", "--gpus", "uni.toml", "--goal", "pretrain", "--engine", "torchtitan")
+    assert meshwright(*typed, "--save", "own.toml", "layout.recompute=none").code == 0
+    error = meshwright("calibrate", "titan.log", "--recipe", "own.toml", "--json").json["error"]
+    assert "recompute=selective" in error["message"]
+    words = error["fix"][0].partition(" in place of --recipe")[0].split()
+    assert words == ["--model", str(Path("q3b").resolve())]
+    assert meshwright("calibrate", "titan.log", *words).code == 0
+
+
 def test_like_refuses_the_log_of_a_model_of_another_size(meshwright: Any) -> None:
     own_model()
     titan_log("titan.log", 16_291_332_096)

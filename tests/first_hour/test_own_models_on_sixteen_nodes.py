@@ -50,7 +50,7 @@ SCRIPT = Template("""#!/bin/bash
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 export CUDA_DEVICE_MAX_CONNECTIONS=1
-srun torchrun --nnodes 16 --nproc-per-node 8 pretrain_gpt.py --num-layers 48 --hidden-size 6144 \\
+srun torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d pretrain_gpt.py --num-layers 48 --hidden-size 6144 \\
   --ffn-hidden-size 20480 --num-attention-heads 48 --group-query-attention --num-query-groups 8 --kv-channels 128 \\
   --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope --normalization RMSNorm --swiglu \\
   --disable-bias-linear --untie-embeddings-and-output-weights --tensor-model-parallel-size 4 \\

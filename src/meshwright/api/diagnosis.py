@@ -108,7 +108,9 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
     run = doctor.read(request.run)
     typed = str(request.gpus or "").strip()
     if run.header.world and clusters.is_known(typed):  # the type alone: the log states the count
-        request = msgspec.structs.replace(request, gpus=f"{run.header.world}x{typed}")
+        request = msgspec.structs.replace(
+            request, gpus=_on_nodes_of_file(f"{run.header.world}x{typed}", request.recipe)
+        )
     run = _with_file(run, request.recipe, request.gpus)
     case, notes = _case(run, request)
     if case is not None:
@@ -221,7 +223,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
             request = msgspec.structs.replace(request, goal=goal)
         else:
             goal_note = ""
-        case, reduced = _requested_case(run, request, gpus or gpus_of(run), overrides)
+        case, reduced = _requested_case(run, request, gpus or _gpus_that_ran(run, request.recipe), overrides)
         notes = tuple(assumptions(run, case, overrides, reduced))
         if (closest := closest_recipe(case)) and request.recipe is None:
             notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
@@ -236,6 +238,27 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
     if case is not None:
         _require_same_gpus(run, case)
     return case, notes
+
+
+def _gpus_that_ran(run: Run, target: str | None) -> str | None:
+    """Return the GPUs that the log names: on the nodes and links of the user's file, if it names as many of them."""
+    named = gpus_of(run)
+    return named if named is None or run.header.gpus else _on_nodes_of_file(named, target)
+
+
+def _on_nodes_of_file(named: str, target: str | None) -> str:
+    """Return GPUs whose nodes are not named on those of the user's file, if it is for the same type and number."""
+    if target is None or index.is_known(target):
+        return named
+    logged = clusters.cluster(named)
+    with suppress(InputError):  # the file leaves its GPUs open
+        content, theirs = _user_file(target, None)
+        asked = None if content is None or theirs is None else theirs.parse(content).gpu_request
+        text = job_for(target).recipe.cluster if asked is None else asked.text(asked.gpu or logged.gpu.name)
+        own = clusters.cluster(text)
+        if (own.world, own.gpu.name) == (logged.world, logged.gpu.name):
+            return own.argument
+    return named
 
 
 def _require_same_model(run: Run, request: requests.Doctor) -> None:

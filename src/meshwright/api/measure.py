@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from meshwright.api.measured_runs import (
 from meshwright.api.resolve import write_text
 from meshwright.api.responses import Part, Response
 from meshwright.api.run_requests import Doctor
+from meshwright.api.targets import job_for
 from meshwright.api.verb_function import verb
 from meshwright.costs import accuracy as accuracies
 from meshwright.costs import calibrate as calibration
@@ -33,6 +34,7 @@ from meshwright.costs.calibrate import MachineProfile
 from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.costs.runs_table import template
 from meshwright.display import Listing
+from meshwright.doctor.logged_settings import CONTRADICTS
 from meshwright.doctor.match_recipe import logged_model
 from meshwright.errors import InputError
 from meshwright.hub import no_downloads
@@ -174,11 +176,22 @@ def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement
     found = _measured_log(path, says)
     if isinstance(found, str):
         missing = found.rpartition("; add ")[2] if "; add " in found else "--recipe FILE --gpus 8xH100"
-        fix = (f"{missing} says what ran", "meshwright calibrate --template > runs.csv")
-        if request.recipe is not None and len(request.runs) > 1:
-            fix = ("leave out --recipe, which is for all runs, where the logs name what ran", fix[1])
+        template = "meshwright calibrate --template > runs.csv"
+        fix: tuple[str, ...] = (f"{missing} says what ran", template)
+        is_alone = len(request.runs) == 1 or (path.is_file() and logged_model(doctor.read(path)) is None)
+        if request.recipe is not None and is_alone and found.startswith(CONTRADICTS):
+            fix = _settings_of_the_log(request.recipe, template)
+        elif request.recipe is not None and len(request.runs) > 1:
+            fix = ("leave out --recipe, which is for all runs, where the logs name what ran", template)
         raise InputError(found.removeprefix("no estimate: "), field="runs", value=str(path), fix=fix)
     return [found], []
+
+
+def _settings_of_the_log(recipe: str, otherwise: str) -> tuple[str, ...]:
+    """Return how to calibrate with the log's own settings in place of those of a file that it contradicts."""
+    with suppress(InputError):  # the file leaves its model or its GPUs open
+        return (f"--model {job_for(recipe).recipe.model} in place of --recipe: the settings are those of the log",)
+    return ("--recipe FILE with the settings that ran", otherwise)
 
 
 def _measured_log(path: Path, says: Mapping[str, Any]) -> Measurement | str:

@@ -46,7 +46,7 @@ def text_of_differences(run: Run) -> str:
     found, file = run.header.file_differences, run.header.file
     logged = ", ".join(format_override(one.name, one.logged) for one in found)
     theirs = ", ".join(format_override(one.name, one.stated) for one in found)
-    return f"the log contradicts {file}: {logged} in the log, {theirs} in {file}" if found else ""
+    return f"{CONTRADICTS} {file}: {logged} in the log, {theirs} in {file}" if found else ""
 
 
 def _logged_values(run: Run) -> dict[str, Any]:
@@ -108,6 +108,7 @@ def stated_arguments(run: Run, *, with_unset: bool = True) -> dict[str, Any]:
 
 
 LACKS = "the arguments in the log lack"
+CONTRADICTS = "the log contradicts"  # begins the difference of a log and the user's file
 MODEL_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads")
 DUMPED = (
     *MODEL_ARGUMENTS, "ffn_hidden_size", "seq_length", "tensor_model_parallel_size", "pipeline_model_parallel_size",
