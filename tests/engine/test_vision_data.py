@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from transformers.models.gemma3.modeling_gemma3 import get_block_sequence_ids_fo
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from meshwright.clusters import cluster
+from meshwright.costs.flops import image_share
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.run_spec import RunSpec
 from meshwright.engine.train import train
@@ -29,7 +32,9 @@ from meshwright.engine.vision.data import MockImages, open_images
 from meshwright.engine.vision.image_loading import load_image
 from meshwright.engine.vision.image_tokens import ImageTokenSpec, image_token_spec, position_axes
 from meshwright.errors import InputError
+from meshwright.planner.baseline import case_of
 from meshwright.recipes import load, types
+from meshwright.recipes.case import model_of
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe
 
@@ -154,6 +159,17 @@ def test_mock_samples_depend_only_on_their_number(family: str, packed: bool) -> 
         assert both.documents is not None
         assert both.documents.max() > 0
         assert not (both.loss_mask[:, :-1] & (both.documents[:, 1:] != both.documents[:, :-1])).any()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_mock_images_have_the_share_of_tokens_that_estimates_count(family: str, packed: bool) -> None:
+    """`bench` prints an estimate and an MFU beside a run on mock images."""
+    given = change(load(FAMILIES[family]), {"data.packing": packed, "data.seq_length": 4096})[0]
+    counted = image_share(case_of(given, model_of(given), cluster("1xH100")))
+    spec = replace(image_token_spec(transformers_config(values_of(family))), tokens=256 if family == "gemma3" else 0)
+    mock = MockImages(spec, 4096, 0, packed).samples(range(8)).tokens == spec.image_token
+    assert mock.mean() == pytest.approx(counted, rel=0.2)
 
 
 def test_conversations_with_images(case: tuple[Any, Path], tmp_path: Path) -> None:

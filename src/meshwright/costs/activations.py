@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshwright.costs.memory_constants import DELTA_CHUNK, IMAGE_SHARE, MAMBA_CHUNK, OWN_CHUNK, SCORE_BYTES
+from meshwright.costs.flops import image_share
+from meshwright.costs.memory_constants import DELTA_CHUNK, MAMBA_CHUNK, OWN_CHUNK, SCORE_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.vectorize import BYTES, Column, larger, smaller, where
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, LinearMixer, Mamba2, MoE
@@ -364,7 +365,7 @@ def vision_activation_bytes(case: Case) -> Column:
     if encoder is None or not case.images or (replicated and case.goal == "peft"):
         return 0.0
     tp, copies = (1, case.cp) if replicated else (case.tp, 1)  # cp shards only the tokens of the language model
-    size, patches = BYTES[case.compute], IMAGE_SHARE * encoder.merge
+    size, patches = BYTES[case.compute], image_share(case) * encoder.merge
     inputs = size * encoder.hidden * encoder.depth
     everything = encoder.depth * size * (4 * encoder.hidden + (4 * encoder.hidden + 2 * encoder.width) / tp)
     return copies * patches * where(case.recompute == "full", inputs, everything)

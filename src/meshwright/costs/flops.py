@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.costs.memory_constants import IMAGE_SHARE
+from meshwright.costs.memory_constants import IMAGE_SHARE, IMAGES_PER_SAMPLE
 from meshwright.costs.stages import trains_mtp
 from meshwright.costs.vectorize import Column, plain
 from meshwright.models import MLA, Attention, Dense, Layer, LinearMixer, Mamba2, ModelSpec, MoE
@@ -101,12 +101,23 @@ def forward_flops(case: Case, convention: Convention = "causal") -> tuple[Column
     return matmul + (1 + extra) * 2 * model.hidden * model.vocab + vision_flops(case), core
 
 
-def vision_flops(case: Case) -> float:
-    """Return the forward FLOPs of the vision encoder per language token."""
+def image_share(case: Case) -> float:
+    """Return the share of the sequence that is image tokens."""
     encoder = case.model.vision
     if encoder is None or not case.images:
         return 0.0
-    return IMAGE_SHARE * (2 * encoder.merge * encoder.depth * encoder.layer_params + 2 * encoder.connector_params)
+    if not encoder.image_tokens:
+        return IMAGE_SHARE
+    images = IMAGES_PER_SAMPLE if case.packing else 1
+    return float(min(1.0, images * encoder.image_tokens / case.seq_length))
+
+
+def vision_flops(case: Case) -> float:
+    """Return the forward FLOPs of the vision encoder per language token."""
+    encoder = case.model.vision
+    if encoder is None:
+        return 0.0
+    return image_share(case) * (2 * encoder.merge * encoder.depth * encoder.layer_params + 2 * encoder.connector_params)
 
 
 def training_factor(case: Case) -> float:

@@ -22,8 +22,9 @@ GATHERED_LAYERS = 2.0
 # Bytes per score of attention that materializes its matrix: fp32 scores and softmax of torch, Megatron's fused softmax
 # in 16 bits (5 with the mask of a dropout, as in Korthikanti et al. 2022).
 SCORE_BYTES = {"eager": 8.0, "fused_softmax": 4.0}
-# Share of the sequence that is image tokens when samples carry images.
+# Share of the sequence that is image tokens when samples carry images of any size.
 IMAGE_SHARE = 0.5
+IMAGES_PER_SAMPLE = 4  # of a packed sample, one per document; others have one
 # Tokens between stored states of a chunked scan (Mamba-2 256, gated delta rule 64).
 MAMBA_CHUNK = 256
 OWN_CHUNK = 128  # of our own scan, which saves states only per block of chunks

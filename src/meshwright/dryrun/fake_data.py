@@ -13,15 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright.costs.memory_constants import IMAGE_SHARE
+from meshwright.costs.memory_constants import IMAGE_SHARE, IMAGES_PER_SAMPLE
 from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.data.sample_types import Samples
 from meshwright.engine.model_families import family_of
 from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, build_sample, image_token_spec, stack_padded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
-
-IMAGES_PER_SAMPLE = 4  # in a packed sample, one per document
 
 
 def dry_recipe(recipe: Recipe) -> Recipe:

@@ -376,6 +376,7 @@ class Vision(msgspec.Struct, frozen=True):
     stem_params: int  # patch and position embeddings, final norms
     connector_params: int  # merger or projector into the language model
     merge: int = 1  # patches merged into one language token
+    image_tokens: int = 0  # language tokens of every image, if images are scaled to one size
 
     @property
     def params(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.engine.data.mock import NOISE_SHARE, VALIDATION_SEED_OFFSET
 from meshwright.engine.data.sample_types import Samples, Source
 from meshwright.engine.vision.image_tokens import (
@@ -24,7 +25,6 @@ from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 MOCK_NAMES = ("mock", "vlm-mock")
-MAX_SIDE = 16  # tokens along a side of a mock image
 
 
 def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained: Path | None = None) -> Source:
@@ -112,14 +112,15 @@ def _check_supported_settings(recipe: Recipe) -> None:
 class MockImages:
     """Images of uniform brightness, and text that counts up from a token that the brightness determines.
 
-    A sample is one image with its text, or several if packed.
+    A sample is one image with its text, or several if packed. Images have the share of tokens that estimates assume,
+    in random proportions, unless the model takes images of one size.
     """
 
     def __init__(self, spec: ImageTokenSpec, seq_length: int, seed: int, packed: bool = False) -> None:
         self.spec, self.seq_length, self.seed, self.packed = spec, seq_length, seed, packed
         self.frame_tokens = len(spec.before) + len(spec.after)
-        if self._image_tokens(self._max_side()) + self.frame_tokens + 1 > seq_length:
-            needed = self._image_tokens(self._max_side()) + self.frame_tokens + 1
+        needed = (spec.tokens or 1) + self.frame_tokens + 1
+        if needed > seq_length:
             raise InputError(
                 f"too short for an image and its text, which need at least {needed} tokens",
                 field="data.seq_length",
@@ -138,7 +139,7 @@ class MockImages:
     def _documents(self, random: np.random.Generator) -> list[Document]:
         if not self.packed:
             return [self._document(random, self.seq_length + 1)]
-        min_length = self._image_tokens(self._max_side()) + self.frame_tokens + 1
+        min_length = max((self.spec.tokens or 1) + self.frame_tokens + 1, self.seq_length // 8)
         found, left = [], self.seq_length + 1
         while left >= min_length:
             length = int(random.integers(min_length, max(min_length, left // 2) + 1))
@@ -149,9 +150,8 @@ class MockImages:
 
     def _document(self, random: np.random.Generator, length: int) -> Document:
         spec = self.spec
-        side = self._max_side()
-        grid = [1, *(spec.merge * random.integers(1, side + 1, size=2))]
-        count = self._image_tokens(side) if spec.whole_images else spec.tokens_for_grid(grid)
+        grid = self._grid(random, length)
+        count = spec.tokens_for_grid(grid)
         image = [*spec.before, *[spec.image_token] * count, *spec.after]
         start = int(random.integers(spec.text_vocab))
         text = self._text(random, start, length - len(image))
@@ -170,9 +170,8 @@ class MockImages:
         noise = NOISE_SHARE * random.standard_normal((count, *self.spec.shape))
         return (brightness + noise).astype(np.float32)
 
-    def _max_side(self) -> int:
-        """Return the tokens along a side of the largest image: at most an eighth of a sample in total."""
-        return min(MAX_SIDE, max(1, isqrt(self.seq_length // 8)))
-
-    def _image_tokens(self, side: int) -> int:
-        return self.spec.tokens or side * side
+    def _grid(self, random: np.random.Generator, length: int) -> list[int]:
+        """Return the patches of an image that takes its share of a document: time, height and width."""
+        tokens = max(1, int(IMAGE_SHARE * length) - self.frame_tokens)
+        height = int(random.integers(max(1, isqrt(tokens) // 2), isqrt(tokens) + 1))
+        return [1, self.spec.merge * height, self.spec.merge * (tokens // height)]

@@ -225,6 +225,7 @@ def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
         stem_params=_linear(pixels, hidden) + positions * hidden + 2 * hidden + pooling,
         connector_params=hidden * text_hidden + hidden,
         merge=max(1, positions // tokens),
+        image_tokens=tokens,
     )
 
 
