@@ -172,6 +172,18 @@ def test_a_repair_keeps_the_replicas_and_adds_no_pipeline(tmp_path: Path) -> Non
     assert set(repair.overrides) == {"parallelism.tensor_parallel_degree = 4", "training.local_batch_size = 5"}
 
 
+def test_a_fix_that_the_repair_leaves_out_is_printed(meshwright: Any, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    text = TITAN.replace("[compile]\nenable = true\n", "").replace("steps = 1000", "steps = 1000\ncompile = true")
+    text = text.replace("_degree = 3", "_degree = 3\nenable_async_tensor_parallel = true")
+    file.write_text(f"{text}[checkpoint]\nenable_checkpoint = true\n[job]\nprint_args = false\n")
+    typed = ("check", str(file), "--gpus", "4x8xH100")
+    repair = meshwright(*typed, "--json").json["repair"]
+    assert "key.removed" in {*repair["leaves"]} & {*repair["removes"]}
+    printed = [line for line in meshwright(*typed).out.splitlines() if "enable_checkpoint was removed" in line]
+    assert [line.rpartition("fix: ")[2].strip() for line in printed] == ["checkpoint.enable = true"]
+
+
 def test_a_batch_that_does_not_divide_is_one_finding(tmp_path: Path) -> None:
     file = tmp_path / "run.sbatch"
     file.write_text(SCRIPT.substitute(batch=500))

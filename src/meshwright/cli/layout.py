@@ -102,11 +102,12 @@ def titled(out: Out, title: str, lines: Sequence[str]) -> None:
 def finding_lines(findings: Sequence[dict[str, Any]], repair: dict[str, Any] | None = None) -> list[str]:
     """Return one line per finding; the fixes that one repair joins are left out."""
     lines = []
-    joined = repair["removes"] if repair else ()
+    removed, left = (set(repair["removes"]), set(repair["leaves"])) if repair else (set(), set())
     for f in findings:
         mark, color = MARKS[f["severity"]]
         typed = _typed_fix(f)
-        fix = f"  [dim]fix:[/] [cyan]{escape(typed)}[/]" if f["fix"] and f["rule"] not in joined else ""
+        is_joined = f["rule"] in removed and (f["rule"] not in left or {*f["fix"]} <= {*(repair or {})["overrides"]})
+        fix = f"  [dim]fix:[/] [cyan]{escape(typed)}[/]" if f["fix"] and not is_joined else ""
         fix += f"  [dim]{undoing(f)}[/]" if fix and f.get("undoes") else ""
         fix = f"  [dim]{escape(f['no_fix'])}[/]" if f.get("no_fix") else fix
         place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
