@@ -26,7 +26,7 @@ from meshwright.engine.model.config import distinct_layer_types, tiny
 from meshwright.engine.model.transformers_stage import LogitTransform, find_logit_transform
 from meshwright.engine.trainer import Trainer
 from meshwright.errors import InputError
-from meshwright.models import decode_float
+from meshwright.json_text import decode_float
 from meshwright.recipes import types
 
 TOKENS, SAMPLES = 32, 2

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.json_text import decode_float
 from meshwright.models import inspection, spec_from_config
-from meshwright.models.reader import decode_float
 
 OPT_350M = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 24,
             "num_attention_heads": 16, "ffn_dim": 4096, "vocab_size": 50272, "max_position_embeddings": 2048,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.json_text import decode_float
 from meshwright.models import inspection, spec_from_config
-from meshwright.models.reader import decode_float
 
 MODELS = Path(__file__).parents[1] / "models"
 WRAPPED = json.loads((MODELS / "wrapped.json").read_text("utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -12,10 +13,14 @@ from typing import Any
 import pytest
 
 import meshwright as package
-from meshwright import notes
+from meshwright import json_text, notes
 from meshwright.api.inputs import validated
 from meshwright.api.verbs import VERBS
-from meshwright.engine.checkpoint.contract import check_before_start, contract_of
+from meshwright.engine.checkpoint.contract import changed_fields, check_before_start, contract_of
+from meshwright.engine.checkpoint.folder import STATE
+from meshwright.engine.checkpoint.metadata import State, read_state
+from meshwright.engine.evaluation import ValidationState
+from meshwright.engine.metrics.record import ValidationRecord
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
@@ -90,6 +95,43 @@ def test_a_run_is_evaluated_converted_and_resumed(here: Path, meshwright: Any) -
     assert refused.code == 2
     assert "train.steps was 2 and is 3" in refused.json["error"]["message"]
     assert "train.steps=2" in refused.json["error"]["fix"]
+
+
+BAMBA = {
+    "model_type": "bamba",
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+
+
+def test_a_run_of_a_config_with_an_infinity_is_evaluated(here: Path, meshwright: Any) -> None:
+    (here / "own.json").write_text(json.dumps(BAMBA))  # time_step_limit is (0.0, Infinity) by default
+    done = meshwright("train", "own.json", "--json", *TRAIN, *SMALL)
+    assert done.code == 0, done.err
+    of_run = meshwright("evaluate", "run", "--dataset", "corpus.txt", "--samples", "1")
+    assert of_run.code == 0, of_run.err
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan, 1.5])
+def test_every_float_survives_a_checkpoint(loss: float, tmp_path: Path) -> None:
+    record = ValidationRecord(step=1, loss=loss, perplexity=None, tokens=1, samples=1, seconds=1.0, best=False)
+    contract = {"config.time_step_limit": [0.0, loss]}
+    state = State(1, 1, 1, {}, contract, None, {}, None, 0, {}, validation=ValidationState(records=[record]))
+    (tmp_path / STATE).write_bytes(json_text.encode(state))
+    assert b"null]" not in (tmp_path / STATE).read_bytes()
+    read = read_state(tmp_path)
+    assert repr(read) == repr(state)
+    assert not changed_fields(read.contract, contract)
 
 
 def test_samples_longer_than_the_positions_are_noted_and_exported(here: Path, meshwright: Any) -> None:

@@ -18,7 +18,8 @@ from tests.each import each
 import meshwright as mw
 from meshwright.costs import flops_per_token
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, config_of, decode_float, find, inspection, names, parts, spec_from_config
+from meshwright.json_text import decode_float
+from meshwright.models import ModelSpec, config_of, find, inspection, names, parts, spec_from_config
 
 Call = Callable[..., Answer]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.json_text import decode_float
 from meshwright.models import MLA, Attention, Dense, LinearMixer, MoE, find, inspection, spec_from_config
-from meshwright.models.reader import decode_float
 
 LLAMA = {
     "model_type": "renamed_llama",

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from meshwright.models.reader import decode_float
+from meshwright.json_text import decode_float
 from meshwright.models.readers.architectures import SAME_AS
 from meshwright.models.readers.fields import SHAPE_KEYS
 

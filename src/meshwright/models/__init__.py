@@ -28,7 +28,7 @@ from .class_names import require_known_class
 from .other_heads import require_language_model
 from .quantization import Quantization, quantization_of
 from .reader import MAX_BYTES as MAX_CONFIG_BYTES
-from .reader import decode_float, known_architectures, load_config, spec_from_config
+from .reader import known_architectures, load_config, spec_from_config
 from .readers.architectures import TYPES_WITHOUT_CLASS, aliases_of, config_json_keys
 from .readers.fields import collect_defaults
 from .reshape import reshape
@@ -77,7 +77,6 @@ __all__ = [
     "config_json_keys",
     "config_named",
     "config_of",
-    "decode_float",
     "dropped_words",
     "find",
     "find_by_shape",

@@ -83,7 +83,7 @@ def load_config(path: str | Path) -> dict[str, Any]:
                 value=str(file),
             )
         text = file.read_bytes().decode("utf-8-sig") if sent is None else sent.removeprefix("\ufeff")
-        data = json_text.loads(text, object_hook=decode_float)
+        data = json_text.loads(text, object_hook=json_text.decode_float)
     except OSError as problem:
         raise InputError(f"the file cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
     except json_text.NestingError as problem:
@@ -99,12 +99,6 @@ def _shown_name(file: Path) -> str:
     """Return the name of a file's model: one note for a relative and an absolute path."""
     whole = Path(os.path.abspath(file))
     return whole.parent.name if whole.name == "config.json" else whole.name
-
-
-def decode_float(values: dict[str, Any]) -> Any:
-    """Return the float that transformers writes as {"__float__": "Infinity"}; any other JSON object unchanged."""
-    encoded = values.get("__float__")
-    return float(encoded) if len(values) == 1 and encoded in ("Infinity", "-Infinity", "NaN") else values
 
 
 def _read(config: Mapping[str, Any], name: str) -> ModelSpec:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import json_text
 from meshwright.engine.checkpoint.folder import STATE, Folder
 from meshwright.engine.data.fingerprint import WEIGHTS, Fingerprint
 from meshwright.engine.metrics.jsonl import warn
@@ -50,7 +51,7 @@ def contract_of(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
         if field.kind == "contract":
             found[key] = field_value(recipe, key)
     found |= {f"config.{key}": value for key, value in config.items() if key not in IGNORED_CONFIG_KEYS}
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found, enc_hook=str))
+    plain: dict[str, Any] = json_text.decode_exact(json_text.encode(found))
     return plain
 
 
@@ -72,7 +73,7 @@ def changed_fields(
             continue  # versions of transformers write different keys
         default = _plain(fields[key].default) if key in fields else None
         before, after = saved.get(key, default), now.get(key, default)
-        if before == after or (key in SOURCE_FIELDS and _content(before, saved_data) == _content(after, data)):
+        if _same(before, after) or (key in SOURCE_FIELDS and _content(before, saved_data) == _content(after, data)):
             continue
         if key in MODEL_FIELDS and same_weights and (data[WEIGHTS].files or _are_paths(before, after)):
             continue  # fields of the model's config are compared by themselves
@@ -81,6 +82,10 @@ def changed_fields(
         if saved_data[name].hash != data[name].hash:
             found[f"the content of {name}"] = (saved_data[name], data[name])
     return found
+
+
+def _same(before: Any, after: Any) -> bool:
+    return bool(before == after) or repr(before) == repr(after)  # NaN is not equal to itself
 
 
 def _are_paths(before: str, after: str) -> bool:
@@ -193,7 +198,7 @@ def _newest_contract(run: Path) -> dict[str, Any]:
     steps = folder.steps()
     saved: dict[str, Any] = {}
     with suppress(OSError, msgspec.MsgspecError):  # a damaged checkpoint is reported at the resume
-        saved = msgspec.json.decode((folder.step_path(steps[-1]) / STATE).read_bytes())["contract"] if steps else {}
+        saved = json_text.decode_exact((folder.step_path(steps[-1]) / STATE).read_bytes())["contract"] if steps else {}
     return saved
 
 
@@ -218,7 +223,7 @@ def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None, 
 
 
 def _plain(value: Any) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(value))
+    return json_text.decode_exact(json_text.encode(value))
 
 
 def _short(value: Any) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from meshwright import json_text
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, read_checksummed
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, rank_file
 from meshwright.engine.checkpoint.shards import Shard
@@ -143,7 +144,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def read_state(folder: Path) -> State:
     """Read the state of a checkpoint whose files are verified."""
-    return _decoded(folder / STATE, (folder / STATE).read_bytes(), State)
+    return _decoded(folder / STATE, (folder / STATE).read_bytes(), State, json_text.decode_exact)
 
 
 def read_index(folder: Path, manifest: Manifest) -> Index:
@@ -155,8 +156,9 @@ def read_index(folder: Path, manifest: Manifest) -> Index:
     return index
 
 
-def _decoded(path: Path, text: bytes, type_: type[T]) -> T:
+def _decoded(path: Path, text: bytes, type_: type[T], decode: Callable[..., Any] = json_text.decode) -> T:
     try:
-        return msgspec.json.decode(text, type=type_)
+        found: T = decode(text, type_)
+        return found
     except msgspec.MsgspecError as error:
         raise DamagedError(f"{path} is not valid: {error}") from None

@@ -20,6 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from meshwright import json_text
 from meshwright.engine.checkpoint.files import (
     BLOCK,
     DamagedError,
@@ -264,9 +265,9 @@ class Saver:
             groups |= numbers
         complete = msgspec.structs.replace(state, groups=groups)
         files: dict[str, FileRecord] = {rank_file(rank): report[0] for rank, report in enumerate(reports)}
-        for name, content in ((STATE, complete), (INDEX, self._plan.index)):
+        for name, content in ((STATE, json_text.encode(complete)), (INDEX, msgspec.json.encode(self._plan.index))):
             (folder / name).unlink(missing_ok=True)
-            files[name] = write(folder / name, [msgspec.json.encode(content)])
+            files[name] = write(folder / name, [content])
         write_checksummed(folder / MANIFEST, msgspec.json.encode(Manifest(state.step, files)))
         self.folder.publish(state.step)
         if state.validation.best_step == state.step and self.settings.keep_best:

@@ -9,7 +9,8 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.file_access import missing_path, neighbours
 from meshwright.hub import CONFIG, cached_snapshot, hub_cache
-from meshwright.models import decode_float, not_a_model
+from meshwright.json_text import decode_float
+from meshwright.models import not_a_model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
