@@ -247,7 +247,7 @@ def require_framework(content: Content, name: str) -> Framework:
     if name.strip().lower().replace("_", "-") in FRONT_ENDS:
         from meshwright.frameworks.front_ends import front_end
 
-        return front_end(name)
+        return front_end(name, content)
     named = framework(name)
     if named.name in HALVES and _may_match(BOTH, content) and framework(BOTH).detect(content):
         return framework(BOTH)  # reads the flags and the config

@@ -25,16 +25,18 @@ class UnitKeys(NamedTuple):
         return next(iter(self.samples.items()))
 
 
+MEGATRON_LM = UnitKeys(
+    {
+        "train_iters": "train_samples",
+        "lr_decay_iters": "lr_decay_samples",
+        "lr_warmup_iters": "lr_warmup_samples",
+        "lr_wsd_decay_iters": "lr_wsd_decay_samples",
+    },
+    {"lr_warmup_iters": "lr_warmup_fraction"},
+)
 UNIT_KEYS = {
-    "megatron_lm": UnitKeys(
-        {
-            "train_iters": "train_samples",
-            "lr_decay_iters": "lr_decay_samples",
-            "lr_warmup_iters": "lr_warmup_samples",
-            "lr_wsd_decay_iters": "lr_wsd_decay_samples",
-        },
-        {"lr_warmup_iters": "lr_warmup_fraction"},
-    ),
+    "megatron_lm": MEGATRON_LM,
+    "ms_swift_megatron": MEGATRON_LM,  # without the keys in samples
     "megatron_bridge": UnitKeys(
         {
             "train.train_iters": "train.train_samples",

@@ -9,37 +9,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+import msgspec
+
 from meshwright.errors import unknown
 from meshwright.frameworks.accelerate.keys import closed, format_setting, known
 from meshwright.frameworks.accelerate.parse import complete
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.front_ends import swift_megatron
 from meshwright.frameworks.front_ends.commands import with_command_settings
-from meshwright.frameworks.front_ends.describe import FRONT_ENDS, FrontEnd
+from meshwright.frameworks.front_ends.describe import FRONT_ENDS
 from meshwright.frameworks.front_ends.own_overrides import with_own_overrides
-from meshwright.frameworks.front_ends.parse import confidence, parse
+from meshwright.frameworks.front_ends.parse import confidence, is_megatron, parse
 from meshwright.frameworks.front_ends.sharding import own_settings
 from meshwright.frameworks.front_ends.synonyms import in_front_end
 
 __all__ = ["FRONT_ENDS", "detect_front_end", "front_end", "in_front_end", "with_command_settings"]
 
 
-@cache
-def front_end(name: str) -> Framework:
-    """Return the reader of a front end."""
+def front_end(name: str, content: Content) -> Framework:
+    """Return the reader of a front end's file."""
     plain = name.strip().lower().replace("_", "-")
     if plain not in FRONT_ENDS:
         raise unknown("framework", name, tuple(FRONT_ENDS))
-    return _framework(FRONT_ENDS[plain])
+    return (_on_megatron if is_megatron(FRONT_ENDS[plain], content) else _on_trainer)(plain)
 
 
 def detect_front_end(content: Content) -> Framework | None:
     """Return the front end that a file is for; None if it is for none of them."""
     scores: Mapping[str, int] = {name: confidence(one, content) for name, one in FRONT_ENDS.items()}
     best = max(scores, key=lambda name: scores[name])
-    return front_end(best) if scores[best] else None
+    return front_end(best, content) if scores[best] else None
 
 
-def _framework(one: FrontEnd) -> Framework:
+@cache
+def _on_trainer(name: str) -> Framework:
+    one = FRONT_ENDS[name]
     return Framework(
         name=one.name,
         title=one.title,
@@ -55,4 +59,20 @@ def _framework(one: FrontEnd) -> Framework:
         keys_of="accelerate",
         own_settings=lambda parsed, settings, recipe: own_settings(parsed.program, settings, recipe),
         own_overrides=lambda content, overrides: with_own_overrides(one, content, overrides),
+    )
+
+
+@cache
+def _on_megatron(name: str) -> Framework:
+    """Return the reader of trainings with Megatron-LM, whose arguments the front end takes under its own names."""
+    return msgspec.structs.replace(
+        _on_trainer(name),
+        engine="megatron",
+        formatter_for=swift_megatron.formatter_for,
+        complete=swift_megatron.complete,
+        rejects_unknown=lambda key: False,
+        is_extra_key=lambda key: True,
+        keys_of=swift_megatron.KEY_MAP,
+        own_settings=swift_megatron.written,
+        derived_fields=("layout.dp_shard",),
     )

@@ -209,7 +209,7 @@ def _swift_other(values: Values) -> str:
 
 
 def _swift_adapters(values: Values) -> str:
-    kind = _text(values, "tuner_type", "train_type") or "lora"
+    kind = _text(values, "train_type", "tuner_type") or "lora"
     bits = _text(values, "quant_bits", "quantization_bit")
     return "" if kind == "full" else _quantized(kind, bits)
 

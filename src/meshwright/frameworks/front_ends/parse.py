@@ -12,6 +12,7 @@ from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.adapter_defaults import library_setting
 from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.front_ends import swift_megatron
 from meshwright.frameworks.front_ends.accelerate_settings import (
     fsdp_version,
     leaves_sharding_open,
@@ -117,7 +118,10 @@ def _file(one: FrontEnd, content: Content, settings: Settings, gpus: GpuRequest,
         one=one,
         content=content,
         settings=settings,
-        values={key: setting.value for key, setting in settings.items() if not setting.unresolved},
+        values={
+            **(swift_megatron.TUNER if is_megatron(one, content) else {}),
+            **{key: setting.value for key, setting in settings.items() if not setting.unresolved},
+        },
         keys=keys,
         gpus=gpus,
         program=program,
@@ -150,18 +154,18 @@ def _parsed(file: _File) -> ParsedConfig:
     notes = [note for note in parsed.notes if not any(text in note for text in dropped)]
     values_of = parsed.field_values.get
     notes += filter(None, (weight_note(weights, values_of("precision.master", ""), values_of(FROZEN, "")),))
-    notes += missing_file_notes(content, settings)
+    always = list(missing_file_notes(content, settings))
     if why:
-        notes.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
+        always.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
     assumed: tuple[str, ...] = ("data.seq_length",) if not {"max_length", "cutoff_len"} & arguments.keys() else ()
     assumed += ("layout.strategy",) if leaves_sharding_open(settings, zero, file.is_command or bool(adapters)) else ()
-    return msgspec.structs.replace(
+    of_trainer = msgspec.structs.replace(
         parsed,
         settings={**parsed.settings},
         model=None if why else parsed.model,
         gpu_request=gpus if gpus.count else parsed.gpu_request,
         findings=findings,
-        notes=tuple(notes),
+        notes=(*notes, *always),
         env=file.env,
         suppressed_rules=(*NOT_THEIRS, *(PACKED if one.isolates or _has_own_kernels(one, values) else ())),
         assumed=assumed,
@@ -172,6 +176,9 @@ def _parsed(file: _File) -> ParsedConfig:
             sharding=one.sharding.get(file.table_name, {}),
         ),
     )
+    if not is_megatron(one, content):
+        return of_trainer
+    return swift_megatron.parsed(msgspec.structs.replace(of_trainer, notes=tuple(always)), settings, file.is_command)
 
 
 def _refused(file: _File) -> tuple[Finding, ...]:
@@ -222,7 +229,7 @@ def _not_estimated(file: _File, refused: Sequence[Finding]) -> str:
     adapters = adapters_of(file.one, file.values)
     unknown = any(finding.field in METHOD_KEYS for finding in refused)
     reasons = {
-        "Megatron": file.is_open or file.program.endswith("megatron"),
+        "Megatron": file.is_open,
         "layers spread over the visible devices": spreads_layers(file.one, file.env),
         file.subcommand: file.subcommand not in ("", "sft", "pt", "train"),
         "a model that a plugin may register": _is_registered(file.settings),
@@ -298,6 +305,15 @@ def _all_keys(settings: Settings) -> set[str]:
 def _table_name(one: FrontEnd, keys: set[str], program: str) -> str:
     other = next((name for marks, name in one.other_tables if set(marks) <= keys), "")
     return other or program or one.name.replace("-", "_")
+
+
+def is_megatron(one: FrontEnd, content: Content) -> bool:
+    """Return whether ms-swift trains a file or command with Megatron-LM."""
+    if content.format != "shell":
+        keys = _all_keys(content.settings)
+        return one.name == "ms-swift" and _table_name(one, keys, "") == swift_megatron.TABLE
+    launch = training_launch(one, content)
+    return launch is not None and one.programs[program_of(launch).split(" ")[0]] == swift_megatron.TABLE
 
 
 def table_of(one: FrontEnd, content: Content) -> KeyTable:

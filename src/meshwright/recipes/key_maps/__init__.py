@@ -42,6 +42,8 @@ Framework = Literal[
     "megatron_bridge", "megatron_lm", "automodel", "torchtitan", "kempnerforge", "deepspeed", "accelerate"
 ]
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
+READ_ONLY = ("ms_swift_megatron",)
+"""Key maps of front ends, whose files are read and not written."""
 OVERRIDE_FRAMEWORKS = FRAMEWORKS[:5]
 """Frameworks whose keys are accepted as overrides."""
 
@@ -89,7 +91,7 @@ def composite_keys(framework: str) -> tuple[CompositeKey, ...]:
 
 
 def _module(framework: str) -> Any:
-    if framework not in FRAMEWORKS:
+    if framework not in (*FRAMEWORKS, *READ_ONLY):
         raise unknown("framework", framework, FRAMEWORKS)
     return import_module(f"meshwright.recipes.key_maps.{framework}")
 
