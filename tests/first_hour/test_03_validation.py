@@ -86,7 +86,11 @@ def test_best_checkpoint_is_kept_and_chosen(meshwright: Any, typed: tuple[str, .
     assert done["best_checkpoint"] == str(run / "checkpoints" / f"step-{best:08d}")
     assert sorted(one.name for one in (run / "checkpoints").glob("step-*")) == [f"step-{best:08d}", "step-00000008"]
     chosen = meshwright("evaluate", str(run), "--checkpoint", "best", "--json").json
-    assert (chosen["step"], chosen["loss"]) == (best, pytest.approx(losses[best], rel=1e-5))
+    assert (chosen["step"], chosen["best_step"]) == (best, None)
+    assert chosen["loss"] == pytest.approx(losses[best], rel=1e-5)
+    latest = meshwright("convert", str(run), str(tmp_path / "latest"), "--json")
+    assert (latest.json["step"], latest.json["best_step"]) == (8, best)
+    assert f"the one with the lowest validation loss is step {best}: --checkpoint best" in latest.err
     assert meshwright("convert", str(run / "checkpoints" / "best"), str(tmp_path / "model")).code == 0
     wrong = meshwright("generate", str(run), "hello", "--checkpoint", "bset")
     assert wrong.code == 2
@@ -100,6 +104,10 @@ def test_early_stop_says_so_and_is_not_silently_continued(
     first = meshwright(*stops, "train.early_stop_patience=1")
     assert first.code == 0, first.err
     assert "stopped early: no validation loss lower by more than 100 in 1 validation since step" in first.out
+    note = meshwright("doctor", str(tmp_path / "run"), "--json").json["notes"][-1]
+    assert note.startswith("the log ends at step 4 of 9: stopped early: no validation loss lower by more than 100")
+    kept = meshwright(*stops, "train.early_stop_patience=1", "--json").json["best_step"]
+    assert f"best checkpoint: step {kept} (meshwright convert {tmp_path / 'run'} OUT --checkpoint best)" in note
     again = meshwright(*stops, "train.early_stop_patience=1", "--json")
     assert again.code == 0
     assert (again.json["steps"], again.json["first_step"]) == (0, 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.first_hour.terminal import CTRL_C, Action, Transcript, in_terminal
@@ -27,7 +28,7 @@ def assert_ends_clearly(done: Transcript) -> None:
     assert "Exception" not in done.text
 
 
-def test_ctrl_c_saves_a_run_and_prints_the_command_that_resumes_it(tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_run_and_prints_the_command_that_resumes_it(tmp_path: Path, meshwright: Any) -> None:
     import tests.engine.children  # noqa: F401  # imports torch as a process that forks ranks needs it
 
     done = in_terminal(TRAIN, [(STEPPING, CTRL_C), (0.3, CTRL_C)], tmp_path, forked=True)
@@ -38,6 +39,8 @@ def test_ctrl_c_saves_a_run_and_prints_the_command_that_resumes_it(tmp_path: Pat
         f"interrupted (Ctrl-C); checkpoint saved at step {int(step[5:])} in run; "
         f"resume with: python -m meshwright {' '.join(TRAIN)}"
     )
+    diagnosed = meshwright("doctor", str(tmp_path / "run"), "--json").json
+    assert diagnosed["notes"][-1] == f"the log ends at step {int(step[5:]):,} of 100,000: {done.last_line}"
 
 
 def test_ctrl_c_during_the_start_up_says_that_nothing_was_saved(tmp_path: Path) -> None:

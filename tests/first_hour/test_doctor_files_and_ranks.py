@@ -239,7 +239,7 @@ OWN_STEPS = "".join(
     [
         (
             "interrupted (Ctrl-C); checkpoint saved at step 63 in tuned; resume with: meshwright train tuned\n",
-            "interrupted (Ctrl-C); checkpoint saved at step 63 in tuned",
+            "interrupted (Ctrl-C); checkpoint saved at step 63 in tuned; resume with: meshwright train tuned",
         ),
         (
             "stopped early: no validation loss lower by more than 0 in 1 validation since step 50; 0 continues\n",
@@ -254,6 +254,17 @@ def test_a_run_of_ours_that_ended_on_request_says_so(line: str, shown: str, mesh
     assert len(notes) == 1
     assert notes[0].startswith("the log ends at step 60 of 93")
     assert shown in notes[0]
+
+
+def test_a_run_folder_knows_why_it_ended_until_it_starts_again(meshwright: Any, tmp_path: Path) -> None:
+    header = '{"kind":"header","recipe":"mine","first_step":1,"steps":93,"peak_flops":null}\n'
+    steps = "".join(f'{{"kind":"step","step":{one},"loss":5.1,"step_s":0.2}}\n' for one in range(1, 8))
+    why = "preempted (SIGTERM); checkpoint saved at step 7 in run; resume with: meshwright train mine --out run"
+    end = f'{{"kind":"end","step":7,"why":"{why}","best_step":null}}\n'
+    (log := tmp_path / "metrics.jsonl").write_text(header + steps + end)
+    assert meshwright("doctor", str(tmp_path), "--json").json["notes"][-1] == f"the log ends at step 7 of 93: {why}"
+    log.write_text(header + steps + end + header.replace('"first_step":1', '"first_step":8'))
+    assert "it is still running" in meshwright("doctor", str(tmp_path), "--json").json["notes"][-1]
 
 
 def test_the_length_of_the_users_file_shows_that_a_log_is_cut(meshwright: Any, tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ class GenerateResponse(Response, frozen=True, kw_only=True):
     seconds: float
     chat: bool
     device: str
+    step: int | None
+    best_step: int | None
 
 
 class EvaluateResponse(Response, frozen=True, kw_only=True):
@@ -52,6 +54,7 @@ class EvaluateResponse(Response, frozen=True, kw_only=True):
 
     source: str
     step: int | None
+    best_step: int | None
     dataset: str
     part: str
     perplexity: float | None
@@ -73,6 +76,8 @@ class ConvertResponse(Response, frozen=True, kw_only=True):
     files: int
     bytes: int
     dtype: str
+    step: int | None
+    best_step: int | None
 
 
 @verb(requests.Tokenize, ENGINE)

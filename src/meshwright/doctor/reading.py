@@ -44,7 +44,9 @@ BINARY = 0.05  # share of control characters
 END_HINTS = ("raining", "exiting program", "'train_runtime'", "train_runtime", "checkpoint saved", "stopped early")
 END = re.compile(
     r"after training is done|[Tt]raining (?:is )?(?:completed|finished|done)\b|exiting program [^\]\n]*|'train_runtime'"
-    r"|\btrain_runtime\b|\b(?:interrupted|preempted)[^;\n]*; checkpoint saved at step [^;,\n]*|\bstopped early: [^;\n]*"
+    r"|\btrain_runtime\b|\b(?:interrupted|preempted)[^;\n]*; checkpoint saved at step [^;,\n]*"
+    r"(?:; resume with: [^\n]*)?"
+    r"|\bstopped early: [^;\n]*"
 )
 """How trainers end: Megatron-LM, torchtitan, AutoModel, the Hugging Face Trainer and ours."""
 METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.jsonl"
@@ -122,7 +124,7 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
     found = msgspec.structs.replace(
         run,
         faults=found_faults,
-        ending=_ending(lines, run),
+        ending=run.ending or _ending(lines, run),
         network=network,
         recompiles=recompiles.find_recompiles(lines, run.steps, name),
         straggler_reports=straggler_reports.find_reports(lines, run.steps),
@@ -135,7 +137,7 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
 def _ending(lines: Sequence[Line], run: Run) -> str:
     """Return the line with which a trainer ends, after the last step; empty if there is none."""
     last = run.steps[-1].line if run.steps else 0
-    after = takewhile(lambda line: line.number > last, reversed(lines))
+    after = takewhile(lambda line: line.number > last and not line.text.startswith('{"kind":"'), reversed(lines))
     return next((found[0] for line in after if has_any(line.text, END_HINTS) and (found := END.search(line.text))), "")
 
 

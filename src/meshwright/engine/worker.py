@@ -398,7 +398,16 @@ class _Run:
         self.reporter.close()
         name = self.stop_request.name if self.stop_request is not None else ""
         fix = restart_command(self.spec.run.command, self.spec.folder, self.process.how)
-        raise StoppedError(f"{signal_label(name)}; checkpoint saved at step {step} in {self.spec.folder}", fix=fix)
+        stopped = StoppedError(f"{signal_label(name)}; checkpoint saved at step {step} in {self.spec.folder}", fix=fix)
+        self._record_end(f"{stopped.reason}; {stopped.next_step}: {' | '.join(stopped.fix)}")
+        raise stopped
+
+    def _record_end(self, why: str) -> None:
+        """Write why the run ended before its last step into the metrics file."""
+        best = self.validation.state.best_step if self._best_checkpoint() else None
+        metrics.write_end(
+            self.process, Path(self.spec.folder), metrics.EndRecord(step=self.completed, why=why, best_step=best)
+        )
 
     def close(self) -> None:
         """Close the reports, also after an error."""
@@ -432,6 +441,9 @@ class _Run:
         model = self._export()
         memory = self.memory()
         self.reporter.close()
+        why_stopped = self.validation.why_stopped() if self.completed < self.spec.recipe.train.steps else None
+        if why_stopped is not None:
+            self._record_end(why_stopped)
         last, steady = self.reporter.last, self.meter.steady  # None when a finished run is started again
         saved = self.checkpoints.path(self.checkpoints.saver.last) if self.checkpoints is not None else None
         return RunMetrics(
@@ -441,7 +453,7 @@ class _Run:
             validation=self.validation.state.records,
             best_step=self.validation.state.best_step,
             best_checkpoint=self._best_checkpoint(),
-            stopped_early=self.validation.why_stopped() if self.completed < self.spec.recipe.train.steps else None,
+            stopped_early=why_stopped,
             step_s=steady.step_s if steady else 0.0,
             tokens_per_s_per_gpu=steady.tokens_per_s_per_gpu if steady else 0.0,
             tflops_per_gpu=steady.tflops_per_gpu if steady else 0.0,

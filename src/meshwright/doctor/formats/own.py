@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,11 +18,13 @@ from meshwright.recipes.types import Recipe
 
 LOOKED_FOR = "metrics.jsonl of Meshwright, or its `step 10/100  loss …  lr …` lines"
 HINTS = ("step ", '"kind"')
+Record = TypeVar("Record", bound=msgspec.Struct)
 MARKS = re.compile(r'"kind":"header"|meshwright')
 VALIDATION = re.compile(
     rf'^\{{\s*"kind":\s*"validation".*?"step":\s*(\d+).*?"loss":\s*({NUMBER}|null)|'
     rf"^validation  step (\d+)(?:/\d+)?  loss ({NUMBER})"
 )
+END = re.compile(r'^\{\s*"kind":\s*"end"')
 STEP = re.compile(r'^\{\s*"kind":\s*"(?:step|(header))"|^step (\d+)(?:/(\d+))?  (?:epoch \S+  )?loss ')
 
 FIELDS = {
@@ -54,6 +58,20 @@ class Header(msgspec.Struct):
     versions: dict[str, str] = {}
 
 
+class End(msgspec.Struct):
+    """The last line of a run that ended before its last step."""
+
+    why: str
+    best_step: int | None = None  # of the checkpoint that is kept for its validation loss
+
+    def text(self, folder: str) -> str:
+        """Return why the run ended, and the command that takes its best checkpoint."""
+        if self.best_step is None:
+            return self.why
+        run = shlex.quote(folder)
+        return f"{self.why}; best checkpoint: step {self.best_step} (meshwright convert {run} OUT --checkpoint best)"
+
+
 class Metrics(msgspec.Struct):
     """One step of metrics.jsonl."""
 
@@ -74,22 +92,24 @@ class Metrics(msgspec.Struct):
 def read(lines: Sequence[Line], path: str) -> Run:
     """Read a run of ours."""
     steps = Steps()
-    header, total, damaged, on_gpu = None, None, 0, True
+    header, end, total, damaged, on_gpu = None, None, None, 0, True
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is None:
             if "validation" in line.text and (done := VALIDATION.search(line.text)):
                 steps.validated(int(done[1] or done[3]), number(done[2] or done[4]), line.number)
+            elif END.match(line.text):
+                end = _decoded(line.text, End)
             continue
         if found[2] is not None:
             total = int(found[3]) if found[3] else total
             on_gpu = "tokens/s/rank" not in line.text  # CPU ranks are not GPUs
             steps.add(int(found[2]), line.number, **_printed(line.text))
             continue
-        one = _decoded(line.text, Header if found[1] else Metrics)
+        one = _decoded(line.text, Header) if found[1] else _decoded(line.text, Metrics)
         if one is None:
             damaged += 1
         elif isinstance(one, Header):
-            header = one
+            header, end = one, None
             steps.start(one.first_step)
         else:
             steps.add(one.step, line.number, **_measured(one))
@@ -104,15 +124,16 @@ def read(lines: Sequence[Line], path: str) -> Run:
         steps=steps.all(),
         starts=tuple(steps.starts),
         validations=steps.validations,
+        ending=end.text(str(Path(path).parent)) if end else "",
         header=_run_header(header, recipe) if header else RunHeader(total_steps=total, on_gpu=on_gpu),
         notes=tuple(notes),
     )
 
 
-def _decoded(text: str, record_type: type[Header | Metrics]) -> Header | Metrics | None:
+def _decoded(text: str, record_type: type[Record]) -> Record | None:
     """Decode a line of metrics.jsonl; None if it is truncated."""
     try:
-        record: Header | Metrics = json_text.decode(text, type=record_type)
+        record: Record = json_text.decode(text, type=record_type)
         return record
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None

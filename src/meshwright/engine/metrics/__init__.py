@@ -10,9 +10,9 @@ from meshwright.engine.metrics.memory import (
     with_peak,
 )
 from meshwright.engine.metrics.meter import Constants, Meter, Speed, constants
-from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header
+from meshwright.engine.metrics.record import EndRecord, StepRecord, ValidationRecord, header
 from meshwright.engine.metrics.reporter import Reporter
-from meshwright.engine.metrics.sinks import JsonlSink, Sink, TensorBoardSink, open_sinks
+from meshwright.engine.metrics.sinks import JsonlSink, Sink, TensorBoardSink, open_sinks, write_end
 from meshwright.engine.metrics.status import Status
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Clock",
     "ConsoleSink",
     "Constants",
+    "EndRecord",
     "JsonlSink",
     "MemoryParts",
     "Meter",
@@ -38,4 +39,5 @@ __all__ = [
     "open_sinks",
     "optimizer_tensors",
     "with_peak",
+    "write_end",
 ]

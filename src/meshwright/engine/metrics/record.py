@@ -53,6 +53,18 @@ class ValidationRecord(msgspec.Struct, frozen=True, kw_only=True):
         return {"kind": "validation", **msgspec.structs.asdict(self)}
 
 
+class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run ended before its last step: early stopping, or a signal after which it saved a checkpoint."""
+
+    step: int  # completed steps
+    why: str
+    best_step: int | None = None  # of the checkpoint that is kept for its validation loss
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line of the metrics file."""
+        return {"kind": "end", **msgspec.structs.asdict(self)}
+
+
 def scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a step under grouped names, for TensorBoard and trackers."""
     values = record.to_dict()

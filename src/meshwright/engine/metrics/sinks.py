@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from meshwright.engine.metrics.jsonl import Lines, warn
 from meshwright.engine.metrics.live import ConsoleSink
 from meshwright.engine.metrics.meter import Constants
-from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header, scalars
+from meshwright.engine.metrics.record import EndRecord, StepRecord, ValidationRecord, header, scalars
 from meshwright.engine.metrics.trackers import TrackerSink
 from meshwright.engine.rank_env import Process
 from meshwright.extras import not_installed
@@ -99,6 +99,14 @@ class TensorBoardSink:
             self._warn(
                 f"TensorBoard files cannot be written ({error.strerror or error}); training continues without them"
             )
+
+
+def write_end(process: Process, folder: Path, end: EndRecord) -> None:
+    """Append to the metrics file why the run ended before its last step."""
+    if process.rank == 0:
+        lines = Lines(Path(folder) / METRICS_FILE)
+        lines.write(end.to_dict())
+        lines.close()
 
 
 def open_sinks(

@@ -44,6 +44,8 @@ class ConvertResult(msgspec.Struct, frozen=True):
     files: int
     bytes: int
     dtype: str
+    step: int | None = None  # of a run's checkpoint
+    best_step: int | None = None  # of a run's checkpoint with a lower validation loss than the one written
 
 
 class ConvertOptions(msgspec.Struct, frozen=True):
@@ -86,7 +88,7 @@ def convert(
             _from_checkpoint(found, folder, options)
         else:
             _from_folder(found, folder, options)
-    return _inspect_result(folder)
+    return msgspec.structs.replace(_inspect_result(folder), step=found.step, best_step=found.best_step)
 
 
 FILE_ENDINGS = (".gguf", ".bin", ".pt", ".pth", ".safetensors", ".onnx", ".ggml", ".ckpt", ".zip", ".tar", ".gz")

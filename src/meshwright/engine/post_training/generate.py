@@ -35,6 +35,8 @@ class GenerateResult(msgspec.Struct, frozen=True):
     seconds: float
     chat: bool
     device: str
+    step: int | None = None  # of a run's checkpoint
+    best_step: int | None = None  # of a run's checkpoint with a lower validation loss than the one used
 
 
 def generate(path: str, prompt: str, options: GenerateOptions, which: str | None = None) -> GenerateResult:
@@ -77,6 +79,8 @@ def generate(path: str, prompt: str, options: GenerateOptions, which: str | None
         time.monotonic() - started,
         chat,
         str(device),
+        found.step,
+        found.best_step,
     )
 
 

@@ -13,6 +13,7 @@ from meshwright.engine.run_template import with_kept_template
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError, closest, first_line
 from meshwright.extras import require
+from meshwright.notes import note
 from meshwright.recipes.types import Recipe
 
 CheckpointType = Literal["model", "adapters", "checkpoint", "run", "megatron"]
@@ -25,6 +26,8 @@ class FoundCheckpoint(msgspec.Struct, frozen=True):
 
     type: CheckpointType
     path: Path
+    step: int | None = None  # of a run's checkpoint
+    best_step: int | None = None  # of a run's checkpoint with a lower validation loss than this one
 
 
 def find_checkpoint(path: str, which: str | None = None, megatron: bool = False) -> FoundCheckpoint:
@@ -45,7 +48,24 @@ def find_checkpoint(path: str, which: str | None = None, megatron: bool = False)
             )
         return found
     chosen = resolve_checkpoint(found) if which in (None, "latest") else _chosen_checkpoint(found.path, str(which))
-    return FoundCheckpoint("checkpoint", chosen)
+    return _with_steps(chosen, found.path, which)
+
+
+def _with_steps(chosen: Path, run: Path, which: str | None) -> FoundCheckpoint:
+    """Return the checkpoint of a run; note that another one has a lower validation loss, unless it was asked for."""
+    from meshwright.engine.checkpoint.folder import Folder
+    from meshwright.engine.checkpoint.metadata import read_state
+
+    step, folder = read_state(chosen).step, Folder(run)
+    best = folder.best()
+    if best is None or best == step or best not in folder.steps():
+        return FoundCheckpoint("checkpoint", chosen, step)
+    if which is None:
+        note(
+            f"step {step} is used, the latest checkpoint of {run}; the one with the lowest validation loss is step "
+            f"{best}: --checkpoint best"
+        )
+    return FoundCheckpoint("checkpoint", chosen, step, best)
 
 
 def _chosen_checkpoint(run: Path, which: str) -> Path:

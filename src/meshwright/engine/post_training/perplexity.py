@@ -61,6 +61,7 @@ class EvaluateResult(msgspec.Struct, frozen=True):
     held_out: bool  # whether the samples were held out from training
     ranks: int
     step: int | None  # of the checkpoint; None for a model folder
+    best_step: int | None = None  # of a run's checkpoint with a lower validation loss than the one evaluated
     base: str | None = None  # the model that the run started from, if that was evaluated
 
 
@@ -79,7 +80,7 @@ def evaluate(
 
     With `base`, the model is the one that the run started from.
     """
-    found = find_checkpoint(path, which)
+    found = find_checkpoint(path, which or ("latest" if base else None))
     with ExitStack() as stack:
         recipe, step = _recipe_of(found, path, dataset, answers)
         source = _base_folder(found, recipe, path) if base else found.path
@@ -112,6 +113,7 @@ def evaluate(
             held_out=dataset is None,
             ranks=data_ranks(recipe.layout, world),
             step=None if base else step,
+            best_step=None if base else found.best_step,
             base=str(source) if base else None,
         )
 
