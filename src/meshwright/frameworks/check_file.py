@@ -355,13 +355,12 @@ def _without_model(
 
     Without `known`, the type of the GPUs is not known, or also their number.
     """
+    replaced, ours = msgspec.structs.replace(imported, model=any_model()), list[Finding]()
     if known or imported.parsed.gpu_request.count is not None:
-        yield from _without_duplicates(imported, tuple(model_free_findings(imported, recipe, on)), theirs)
-    if not known:
-        return
-    replaced = msgspec.structs.replace(imported, model=any_model())
-    ours = [in_framework_keys(replaced, recipe, as_in_files(one)) for one in gpu_findings(imported, recipe, on)]
-    yield from _without_duplicates(imported, ours, theirs)
+        ours += model_free_findings(imported, recipe, on)
+    if known:
+        ours += [as_in_files(one) for one in gpu_findings(imported, recipe, on)]
+    yield from _without_duplicates(imported, [in_framework_keys(replaced, recipe, one) for one in ours], theirs)
 
 
 def _framework_findings(

@@ -1,4 +1,4 @@
-"""Checks that hold for every model, for files whose model is unknown: the GPU's formats, and layouts of Megatron."""
+"""Checks that hold for every model, for files whose model is unknown: the GPU's formats, the degrees and the batch."""
 
 from __future__ import annotations
 
@@ -14,41 +14,37 @@ from meshwright.planner import as_overrides, case_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
 
-ENGINE = "megatron"
-AXES = ("layout.tp", "layout.pp", "layout.cp")
+MESH_FIELDS = ("layout.tp", "layout.pp", "layout.cp", "layout.dp_shard", "layout.dp_replicate")
+BATCHES = ("train.global_batch_size", "layout.micro_batch_size")
+FREE_FIELDS = ("dp_shard", "dp_replicate", "micro_batch_size", "global_batch_size")
+"""Fields whose legal values do not depend on the model."""
 NO_FIX = "the model is unknown: choose a divisor by hand, or pass --model"
+MESH_RULES = ("topology.world", "topology.world-with-experts", "topology.shard-product", "topology.replicas-divide")
+BATCH_RULES = ("batch.divides", "batch.smaller-than-data-parallel")
+"""Rules that read nothing about the model; those on the batch hold for degrees that fill the GPUs."""
 GPU_RULES = ("precision.bf16-gpu", "precision.fp8-gpu", "precision.block-scaled-gpu", "kernels.attention-gpu",
              "network.tensor-parallel-domain")  # fmt: skip
 """Rules that compare a setting with the GPUs and read nothing about the model."""
-BATCHES = ("train.global_batch_size", "layout.micro_batch_size")
 
 
 def model_free_findings(imported: ImportedRecipe, recipe: Recipe, on: Cluster) -> Iterator[Finding]:
-    """Yield an error if the GPUs cannot be divided by the layout, or the batch by the data-parallel ranks."""
-    mapped, layout = imported.mapped, recipe.layout
-    if imported.engine != ENGINE or any(field in mapped.unresolved for field in AXES):
+    """Yield an error if the degrees do not fill the GPUs, or the batch its data-parallel ranks; fixes as overrides."""
+    mapped = imported.mapped
+    if any(field in mapped.unresolved for field in MESH_FIELDS):
         return
-    ranks = layout.tp * layout.pp * layout.cp
-    if ranks < 1 or on.world % ranks:
-        message = f"{on.world} GPUs are not divisible by tp × pp × cp = {ranks}"
-        stated = [field for field in AXES if field in mapped.source_keys]
-        yield _finding(imported, "topology.world", stated[0] if stated else AXES[0], message)
-        return
+    case = case_of(recipe, any_model(), on, imported.engine)
+    broken = {one.rule: one for one in rules.check(case, ("error",), fixes=False)}
+    mesh = [broken[rule] for rule in MESH_RULES if rule in broken][:1]  # the others follow from the first
     stated = [field for field in BATCHES if field in mapped.source_keys]
     known = len(stated) == len(BATCHES) or (imported.parsed.base is not None and stated == [BATCHES[0]])
-    if not known or any(field in mapped.unresolved for field in BATCHES):
-        return
-    batch, part = recipe.train.global_batch_size, layout.micro_batch_size * (on.world // ranks)
-    if part < 1 or batch % part:
-        size = f"micro_batch_size={layout.micro_batch_size} × dp={on.world // ranks}"
-        yield _finding(imported, "batch.divides", BATCHES[0], f"global_batch_size={batch} is not divisible by {size}")
-
-
-def _finding(imported: ImportedRecipe, rule: str, field: str, message: str) -> Finding:
-    key = imported.mapped.source_keys.get(field, "")
-    setting = imported.parsed.settings.get(key)
-    file = setting.file if setting else imported.parsed.files[0] if imported.parsed.files else ""
-    return Finding(rule, "error", key or field, message, (), file, setting.line if setting else 0, NO_FIX)
+    if not mesh and known and not any(field in mapped.unresolved for field in BATCHES):
+        mesh = [broken[rule] for rule in BATCH_RULES if rule in broken]
+    for finding in mesh:
+        change = rules.one_fix(rules.RULES[finding.rule], case)
+        free = change and all(field in FREE_FIELDS for field in change)
+        field = next((one for one in (finding.field, *MESH_FIELDS) if one in mapped.source_keys), finding.field)
+        fix = as_overrides(change) if free else ()
+        yield msgspec.structs.replace(finding, field=field, fix=fix, no_fix="" if fix else NO_FIX)
 
 
 def any_model() -> ModelSpec:
@@ -63,7 +59,7 @@ def gpu_findings(imported: ImportedRecipe, recipe: Recipe, on: Cluster) -> Itera
     for finding in rules.check(case, rules.SEVERITIES[:2], fixes=False):
         if finding.rule not in GPU_RULES or finding.field not in stated:
             continue
-        if finding.field in AXES:
+        if finding.field in MESH_FIELDS:
             yield msgspec.structs.replace(finding, no_fix=NO_FIX)
         else:
             yield msgspec.structs.replace(finding, fix=as_overrides(rules.one_fix(rules.RULES[finding.rule], case)))
