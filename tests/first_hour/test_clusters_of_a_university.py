@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,64 @@ def test_degrees_and_batch_of_an_unknown_flavor_are_compared_with_the_gpus(
         assert found in one["message"]
         assert fix in " ".join(one["fix"])
         assert one["fix"] or "the model is unknown" in one["no_fix"]
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 39.39 GiB."
+
+
+def titan_log(path: str, steps: int, *last: str) -> None:
+    """Write a log of torchtitan."""
+    head = "[titan] 2026-11-10 10:00:00,000 - root - INFO - "
+    lines = [f"{head}Building 1-D device mesh with ['dp_shard'], [128]"]
+    lines += [
+        f"{head}step: {step}  loss: {12 - step / 100:.5f}  memory: 21.42GiB(53.70%)  tps: 1,500  tflops: 40.68"
+        for step in range(1, steps + 1, 10)
+    ]
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text("\n".join([*lines, *last]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "newest"),
+    [
+        ("slurm-4702.out", "slurm-4711.out"),
+        ("3b-9998_gpu01.log", "3b-10002_gpu01.log"),
+        ("4702/rank1.out", "4711/rank0.out"),
+        ("run-2026-11-09_23-10.log", "run-2026-11-10_01-10.log"),
+    ],
+)
+def test_logs_of_several_jobs_in_a_folder_are_not_mixed(meshwright: Any, before: str, newest: str) -> None:
+    Path("logs").mkdir()
+    titan_log(f"logs/{newest}", 200)
+    titan_log(f"logs/{before}", 400, f"[rank3]: {OOM}")  # written last, as by a copy
+    found = meshwright("doctor", "logs", "--json").json
+    assert [one["rule"] for one in found["findings"]] == []
+    (note,) = (one for one in found["notes"] if "several jobs" in one)
+    assert f"the newest is diagnosed, logs/{newest};" in note
+    assert f"logs/{before} (to step 391, out of memory)" in note
+
+
+def test_a_job_that_failed_at_its_start_is_the_newest_and_its_error_the_finding(meshwright: Any) -> None:
+    titan_log("logs/slurm-11.out", 400, "slurmstepd: error: *** JOB 11 ON gpu001 CANCELLED DUE TO TIME LIMIT ***")
+    Path("logs/slurm-12.out").write_text(f"[rank3]: {OOM}\n")
+    found = meshwright("doctor", "logs", "--json").json
+    assert [one["rule"] for one in found["findings"]] == ["memory.out-of-memory"]
+
+
+def test_logs_of_ranks_and_nodes_are_of_one_job(meshwright: Any) -> None:
+    for number in (0, 1):
+        titan_log(f"logs/slurm-4711_rank{number}.out", 200, *((OOM,) if number else ()))
+        titan_log(f"more/node-{number:04d}.log", 200, *((OOM,) if number else ()))
+    for folder in ("logs", "more"):
+        found = meshwright("doctor", folder, "--json").json
+        assert [one["rule"] for one in found["findings"]] == ["memory.out-of-memory"], folder
+
+
+def test_of_several_run_folders_the_one_written_last_is_diagnosed(meshwright: Any) -> None:
+    for name, steps in (("b", 30), ("a", 60)):
+        record = [json.dumps({"step": step, "loss": 3.0, "step_s": 1.0}) for step in range(1, steps)]
+        Path(f"runs/{name}").mkdir(parents=True)
+        Path(f"runs/{name}/metrics.jsonl").write_text("\n".join(record) + "\n")
+        os.utime(f"runs/{name}/metrics.jsonl", (1e9 - steps, 1e9 - steps))
+    notes = meshwright("doctor", "runs", "--json").json["notes"]
+    assert any("the newest is diagnosed, runs/b; not the others, newest first: runs/a" in one for one in notes), notes

@@ -22,6 +22,7 @@ from meshwright import file_access, json_text
 from meshwright.doctor import faults, hang, nccl_network, recompiles, straggler_reports
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
+from meshwright.doctor.jobs import newest_job, note_of_others, run_folders
 from meshwright.doctor.run import Fault, NcclNetwork, Run, Step, Validation
 from meshwright.errors import InputError, closest
 from meshwright.rules import messages
@@ -55,8 +56,18 @@ METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.j
 def read(path: str | Path) -> Run:
     """Read the run in a folder or a log file."""
     if file_access.is_dir(Path(path)):
-        return _read_folder(Path(path))
+        return _read_newest(Path(path))
     return read_text(_text(Path(path)), str(path))
+
+
+def _read_newest(folder: Path) -> Run:
+    """Read the run of a folder; of several run folders of ours in it, the one written last."""
+    below = run_folders(folder, METRICS, MAX_DEPTH)
+    if folder in below or len(below) < 2:
+        return _read_folder(folder)
+    newest, *others = below
+    found = _read_folder(newest)
+    return msgspec.structs.replace(found, notes=(*found.notes, note_of_others(newest, [*map(str, others)])))
 
 
 def read_text(text: str, name: str) -> Run:
@@ -156,7 +167,7 @@ def _has_content(run: Run) -> bool:
 
 
 def _read_folder(folder: Path) -> Run:
-    """Read the run of a folder: the log with the latest step, logs of earlier starts, and the faults of all."""
+    """Read the newest run of a folder: the log with the latest step, logs of earlier starts, and their faults."""
     runs: list[Run] = []
     notes: list[str] = []
     networks: list[NcclNetwork] = []  # also of files without a run, which NCCL_DEBUG_FILE names
@@ -175,6 +186,8 @@ def _read_folder(folder: Path) -> Run:
             continue
         if found is not None:
             runs.append(msgspec.structs.replace(found, notes=(*found.notes, *skipped)))
+    runs, others = newest_job(runs, folder)
+    notes += others
     best = max(runs, key=_rank, default=Run(kind="meshwright", path=str(folder), file=str(folder / METRICS)))
     recorded = list(_recorded(folder, best))
     if not any(map(_has_content, runs)) and not recorded:
@@ -186,11 +199,11 @@ def _read_folder(folder: Path) -> Run:
         used = ", ".join(run.file for run in starts)
         more = f"{len(unused)} more files contain steps, such as" if len(unused) > 1 else "another file with steps is"
         notes.append(f"steps were read from {used}; {more} {unused[0]}")
-    others = [fault for run in runs if run is not best for fault in run.faults]
+    faults_besides = [fault for run in runs if run is not best for fault in run.faults]
     return msgspec.structs.replace(
         _with_validations(_joined(starts, runs), runs),
         path=str(folder),
-        faults=(*best.faults, *others, *recorded),
+        faults=(*best.faults, *faults_besides, *recorded),
         collectives=tuple(one for run in runs for one in run.collectives),
         hosts=hang.joined(run.hosts for run in runs),
         network=best.network or nccl_network.joined(networks),
