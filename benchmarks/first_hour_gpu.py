@@ -61,6 +61,7 @@ class Hour:
         }
         self.rows.append(row)
         print(f"{code:>3} {row['seconds']:>6} s  {row['command']}", flush=True)
+        self.save()
         if code != expected:
             print("\n".join(lines[-40:]), flush=True)
             raise SystemExit(f"exit {code}, expected {expected}")
