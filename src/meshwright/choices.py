@@ -110,11 +110,15 @@ SYNONYMS: Mapping[str, Mapping[str, Synonym]] = {
 }
 """Words that the field uses for our choices, by kind of choice."""
 
-_LOSSES = "our engine trains with next-token or denoising losses only, not with preferences, rewards or a teacher"
+_LOSSES = (
+    "our engine trains with next-token or denoising losses only, not with preferences, rewards or a teacher: TRL, "
+    "Axolotl, LLaMA-Factory and verl do, from a model that sft or peft trained here (meshwright convert RUN OUT "
+    "--merge)"
+)
 UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "goal": dict.fromkeys(
         ("dpo", "rlhf", "rl", "ppo", "grpo", "rlvr", "orpo", "kto", "simpo", "reward-model", "distillation", "distill"),
-        (_LOSSES, ("pretrain", "sft", "peft")),
+        (_LOSSES, ("sft", "peft")),
     ),
     "engine": {
         "nemo": ("NeMo has two engines", ("megatron", "automodel")),

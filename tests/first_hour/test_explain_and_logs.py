@@ -37,7 +37,12 @@ DUMP = (
         ("data", "section", "data.seq_length"),
         ("peft", "section", "peft.rank"),
         ("layout", "section", "layout.recompute"),
-        ("early stopping", "words", "train.early_stop_patience"),
+        ("early stopping", "field", "train.early_stop_patience"),
+        ("sft", "term", "--goal sft"),
+        ("deepspeed", "term", "export RECIPE --to deepspeed"),
+        ("LoRA alpha", "field", "alpha / rank"),
+        ("cosine", "term", "half a cosine"),
+        ("dpo", "term", "TRL, Axolotl, LLaMA-Factory and verl"),
         ("zbv", "term", "layout.pp_schedule"),
     ],
 )
@@ -46,6 +51,28 @@ def test_explain_what_a_newcomer_types(meshwright: Any, typed: str, kind: str, w
     assert answer.code == 0
     assert answer.json["kind"] == kind
     assert words in meshwright("explain", typed).out
+
+
+COMMON = (
+    "lora", "qlora", "dora", "rslora", "nf4", "int8", "4-bit", "8bit adam", "bitsandbytes", "lora rank", "lora alpha",
+    "merge lora", "awq", "gptq", "gguf", "llama.cpp", "Ollama", "vLLM", "SGLang", "kv cache", "safetensors",
+    "perplexity", "lm_eval", "chat template", "eos token", "prompt masking", "loss mask", "sharegpt", "alpaca",
+    "sample packing", "flash attention", "rope scaling", "yarn", "grad accumulation", "gradient checkpointing",
+    "early stopping", "neftune", "ema", "galore", "muon", "cpu offload", "offload", "vram", "liger", "unsloth",
+    "deepspeed", "accelerate", "trl", "axolotl", "llama-factory", "ms-swift", "transformers", "torchrun", "slurm",
+    "node_rank", "local_rank", "world size", "nccl", "all-reduce", "infiniband", "pcie", "nvlink", "zero-3", "fsdp2",
+    "hsdp", "tp", "pp", "cp", "ep", "vp", "mfu", "bf16", "fp8", "mxfp8", "nvfp4", "cosine", "sft", "fine-tuning",
+)  # fmt: skip
+
+
+def test_explain_has_a_sentence_on_every_common_word(meshwright: Any) -> None:
+    from meshwright.api.explanations import explain
+
+    found = {word: explain(word) for word in COMMON}
+    unknown = [word for word, one in found.items() if one.kind == "words" or not one.meaning]
+    assert not unknown
+    assert "llama.cpp's convert_hf_to_gguf.py" in found["Ollama"].meaning
+    assert len(meshwright("explain", "node_rank").out.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

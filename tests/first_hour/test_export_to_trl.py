@@ -201,3 +201,31 @@ def test_a_config_with_auto_has_no_findings_and_a_missing_one_is_a_note(
 def test_a_config_that_ms_swift_has_itself_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("swift.sh").write_text(SWIFT.replace("ds.json", "zero2"))
     assert "was not found" not in run(capsys, "check", "swift.sh", "--gpus", "1xA100-80")
+
+
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize("to", ["trl", "automodel"])
+@pytest.mark.parametrize(
+    ("row", "converted"),
+    [
+        ({"messages": CHAT, "system": "be brief"}, [{"role": "system", "content": "be brief"}, *CHAT]),
+        ({"prompt": "a", "completion": "b", "system": "be kind"}, [{"role": "system", "content": "be kind"}, *CHAT]),
+        ({"instruction": "a", "input": "", "output": "b"}, CHAT),
+        ({"messages": CHAT, "system": ""}, None),
+        ({"messages": CHAT, "tools": []}, None),
+    ],
+)
+def test_columns_that_a_trainer_ignores_are_converted_or_reported(
+    capsys: pytest.CaptureFixture[str], to: str, row: dict[str, Any], converted: list[dict[str, str]] | None
+) -> None:
+    rows("chats.jsonl", row)
+    words = ("export", "qwen25_7b_peft_config", "--to", to, "--gpus", "1xH100", "data.dataset=chats.jsonl")
+    shown = run(capsys, *words)
+    assert ("fix: --out FOLDER" in shown) == (converted is not None), shown
+    run(capsys, *words, "--out", "FOLDER")
+    written = Path("FOLDER/chats.messages.jsonl")
+    assert written.exists() == (converted is not None)
+    if converted is not None:
+        assert json.loads(written.read_text().splitlines()[0])["messages"] == converted

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import rules
 from meshwright.api import requests, their_keys, word_search
 from meshwright.api.argument_names import recipe_key
+from meshwright.api.common_words import FIELDS as COMMON_FIELDS
 from meshwright.api.inputs import fields_of
 from meshwright.api.labels import LABELS
 from meshwright.api.responses import Part, Response, Severity, copied
@@ -128,6 +129,8 @@ def _as_term_or_field(text: str) -> Explained | None:
     is_sentence = len(text.split()) > MOST_WORDS  # train.steps=1000 with 8 samples each …
     term, key = _term(text), None if is_sentence else recipe_key(text)
     if term is not None and (key is None or key.partition(".")[2] != term):
+        if term in COMMON_FIELDS:
+            return _field(COMMON_FIELDS[term], _meaning(term))
         field = _field_of_value(term)
         name = term if term in TERMS else text.strip(" :")
         return Explained(name, "term", field, (), ". ".join(filter(None, (_meaning(term), _runs_it(field, term)))))
@@ -376,7 +379,7 @@ def _as_unsupported(text: str) -> Explained | None:
     found = unsupported("goal", text)
     if found is None:
         return None
-    return Explained(text, "term", meaning=f"not supported: {found[0]}; goals are {', '.join(found[1])}")
+    return Explained(text, "term", meaning=f"not supported: {found[0]}; choose {' or '.join(found[1])}")
 
 
 def _as_goal(text: str) -> Explained | None:

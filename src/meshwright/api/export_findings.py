@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from meshwright import clusters, frameworks, planner, rules
+from meshwright.api.data_findings import DATA_ROWS
 from meshwright.errors import InputError
 from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult
 from meshwright.models import ModelSpec
@@ -16,6 +17,7 @@ from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding as RuleFinding
 
 WRITTEN = "--out FOLDER"  # fix of an export that converts data, which are written and not printed
+ROWS_RULE = ".dataset-rows"  # how rules of frameworks on such data end
 NO_OVERRIDE = "no override was found that resolves it"
 DATA_SOURCES = ("data_path", "train_data_path", "data_args_path", "per_split_data_args_path")  # of Megatron-LM
 
@@ -42,6 +44,27 @@ def all_findings(
     ours = [one for one in checked.findings if one.rule not in hidden]
     before = set[str]().union(*_error_rules(theirs, checked, checked.recipe, found)) if found else set()
     return (*ours, *(_with_working_fix(theirs, checked, one, converting, before) for one in found))
+
+
+def unconverted_data(
+    theirs: frameworks.Framework, recipe: Recipe, found: Sequence[RuleFinding], converting: str
+) -> tuple[RuleFinding, ...]:
+    """Return an error of rows that the written program cannot read, unless the framework's rules report them.
+
+    An export into a folder converts them; one that is printed names the user's file.
+    """
+    if any(one.rule.endswith(ROWS_RULE) for one in found):
+        return ()
+    named = recipe
+    converted: Mapping[str, str] = {}
+    with suppress(InputError):  # rows that cannot be converted, which an export into a folder reports
+        named, converted = theirs.readable_data(recipe)
+    changed = [key for key in ("dataset", "validation") if getattr(named.data, key) in converted]
+    if not changed:
+        return ()
+    names = " and ".join(getattr(recipe.data, key) for key in changed)
+    reason = f"the exported job does not read all columns of {names}; {converting} writes the rows as messages"
+    return (RuleFinding(DATA_ROWS, "error", f"data.{changed[0]}", reason, (converting,)),)
 
 
 def in_users_file(finding: RuleFinding, read: ImportedFile | None, written: ExportedConfig) -> RuleFinding:

@@ -19,6 +19,7 @@ from meshwright.api.export_findings import (
     in_users_file,
     is_about_weights,
     is_open,
+    unconverted_data,
     with_open_source,
 )
 from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, other_fixes, require_numbers
@@ -168,7 +169,10 @@ def export_into(
         target.job.require_expanded(written)
     written = _commented(written, dropped)
     checked = _checked_as_written(target, checked, written)
-    checked = msgspec.structs.replace(checked, findings=_findings(target, checked, written, dropped, fix))
+    findings = _findings(target, checked, written, dropped, fix)
+    if not folder and elsewhere is None and target.own is None:
+        findings += unconverted_data(target.theirs, checked.recipe, findings, fix)
+    checked = msgspec.structs.replace(checked, findings=findings)
     notes = _notes(target, checked, written, replaced)
     written = msgspec.structs.replace(written, notes=notes)
     return Exported(written, checked, target.job, dropped, named.data), converted

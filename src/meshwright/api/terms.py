@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from meshwright.api.common_words import COMMON_WORDS
 from meshwright.clusters import FILE_KEYS
 from meshwright.recipes.types import recipe_fields
 
@@ -127,6 +128,7 @@ TERMS = {
     "rate times the GPUs of a node: 320 to 390 GB/s on 8 × 400 Gb/s",
     "busbw": "bus bandwidth, the column of nccl-tests to compare with the links; meshwright explain bus_bandwidth",
     "doctor": "the command that diagnoses a run from its logs",
+    **COMMON_WORDS,
 }
 """Term → meaning."""
 IN_SENTENCES = (

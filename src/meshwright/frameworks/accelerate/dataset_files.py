@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.automodel.dataset_files import CHECKED_ROWS, as_messages, has_weights
 from meshwright.recipes.types import Data, Recipe
 
+TOOLS = "tools"  # the only optional column that SFTTrainer reads
 READ = ({"messages"}, {"prompt", "completion"}, {"text"})  # columns that SFTTrainer finds by their names
 
 
@@ -36,7 +37,7 @@ def readable(recipe: Recipe, read: Sequence[set[str]] = READ) -> tuple[Recipe, d
 
 def _needs_messages(data: Data, read: Sequence[set[str]]) -> bool:
     """Return whether a local dataset has conversations in columns, or with roles, that the trainer does not know."""
-    from meshwright.engine.data.conversations import detect_columns
+    from meshwright.engine.data.conversations import REQUIRED, detect_columns
     from meshwright.engine.data.files import find_rows
 
     path = Path(data.dataset).expanduser()
@@ -45,9 +46,11 @@ def _needs_messages(data: Data, read: Sequence[set[str]]) -> bool:
     try:
         rows = find_rows(path, data.split, data.dataset)
         row = rows.first()
-        if any(has_weights(one) for _, one in islice(rows, CHECKED_ROWS)):
-            return True  # TRL ignores them: the conversion says so
         detected = detect_columns(row, data.columns, data.dataset)
+        ignored = [column for key, column in detected.items() if key not in (*REQUIRED, TOOLS)]
+        for _, one in islice(rows, CHECKED_ROWS):
+            if has_weights(one) or any(one.get(column) for column in ignored):
+                return True  # TRL ignores both; the conversion moves the columns and refuses the weights
         return "text" not in detected and not any(one <= set(row) for one in read)
     except InputError:  # train reports rows that cannot be parsed at all
         return False

@@ -21,6 +21,7 @@ JSON = (".jsonl", ".ndjson", ".json")
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = ("system", "human", "user", "gpt", "assistant", "chatgpt", "model", "bot")  # in conversations
 CHATS = ("messages", "conversations")  # columns that ChatDataset reads
+SYSTEM = "system"  # a column that our engine reads beside messages, or beside a prompt and its response
 WEIGHTS = "an assistant message has weight 0, and every one would be trained on: only meshwright train leaves it out"
 NO_TEXT = (
     "AutoModel has no dataset class for plain text in fine-tuning: its samples are messages, or prompts and answers"
@@ -113,6 +114,8 @@ def _rows(data: Data) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _row_problem(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     """Return why AutoModel's dataset class stops at a row: ChatDataset, or with columns the one that maps them."""
+    if row.get(SYSTEM):
+        return f"AutoModel ignores the column {SYSTEM}"
     if columns:
         missing = [name for name in columns.values() if name not in row]
         return f"the row has no {missing[0]}" if missing else ""
