@@ -119,3 +119,19 @@ def test_of_several_run_folders_the_one_written_last_is_diagnosed(meshwright: An
         os.utime(f"runs/{name}/metrics.jsonl", (1e9 - steps, 1e9 - steps))
     notes = meshwright("doctor", "runs", "--json").json["notes"]
     assert any("the newest is diagnosed, runs/b; not the others, newest first: runs/a" in one for one in notes), notes
+
+
+def test_checkpoints_are_written_at_the_speed_of_the_file_system_in_the_cluster_file(meshwright: Any) -> None:
+    Path("slow.toml").write_text(CLUSTER + 'storage_gb_s = "5 GB/s"\n')
+    typed = ("estimate", "llama3_8b_pretrain_config", "layout.tp=4", "--tokens", "300B", "--gpus")
+    each = 8_030_261_248 * 12 / 1e9 / 128  # GB that a GPU writes: weights and two moments in fp32
+    for file, speed in (("uni.toml", 1.0), ("slow.toml", 5 / 128)):
+        good = meshwright(*typed, file, "--json").json["budget"]["goodput"]
+        assert good["save_s"] == pytest.approx(each / speed, rel=0.01)
+    assert "each is written in 19.27 s at storage_gb_s=5" in meshwright(*typed, "slow.toml").out
+    sizes = ("size", "llama3-8b", "--goal", "pretrain", "--max-gpus", "16", "--gpu")
+    assert "GB/s per GPU (assumed; storage_gb_s in a cluster file sets all)" in meshwright(*sizes, "uni.toml").out
+    Path("slower.toml").write_text(CLUSTER + "storage_gb_s = 0.5\n")
+    assert "at 0.5 GB/s in all (storage_gb_s of the cluster file)" in meshwright(*sizes, "slower.toml").out
+    Path("bad.toml").write_text(CLUSTER + 'storage_gb_s = "fast"\n')
+    assert 'or "20 GB/s"' in meshwright("estimate", "llama3-8b", "--gpus", "bad.toml", "--goal", "sft").err

@@ -100,6 +100,8 @@ CLUSTER_KEYS = {
     "nvlink_domain": "GPUs that are connected at nvlink_gb_s",
     "memory_gib": "memory of one GPU in GiB, as its driver reports it",
     "host_gib": "host memory for each GPU, in GiB",
+    "storage_gb_s": "what all GPUs together write to the file system of checkpoints, in GB/s or with its unit; without "
+    "it, 1 GB/s per GPU and 2,000 GB/s in all are assumed",
     "hbm_gb_s": "bandwidth of the GPU's memory in GB/s",
     "peak_tflops": "dense peak of one GPU by format: { bf16 = 989.5, fp8 = 1979 }",
 }

@@ -95,6 +95,9 @@ def _saved(good: Answer, steps: int) -> str:
     every = good["save_every"]
     if every and every < steps:
         blocked = f"each blocks training for {seconds(good['blocked_s'])} s"
+        if good["storage_gb_s"] is not None:
+            written = f"is written in {seconds(good['save_s'])} s at storage_gb_s={good['storage_gb_s']:g}"
+            blocked = f"each {written} and blocks training for {seconds(good['blocked_s'])} s"
         return f"every {duration(good['save_interval_s'] / 86400)} ({plural(every, 'step')}; {blocked})"
     longer = f" (checkpoint.save_every={every} is not below its {plural(steps, 'step')})" if every else ""
     return f"{AT_END}{longer}"
@@ -280,7 +283,10 @@ def _storage_lines(answer: Answer) -> list[str]:
 def _save_speed(found: Answer, gpus: int) -> str:
     """Return the assumed speed of a checkpoint: that of every GPU, or of the storage if that is less."""
     each, total = found["save_gb_s_per_gpu"], found["save_gb_s_total"]
-    return f"{each:g} GB/s per GPU (assumed)" if each * gpus <= total else f"{total:,.0f} GB/s in all (assumed)"
+    if not found["save_gb_s_assumed"] and total < each * gpus:
+        return f"{total:g} GB/s in all (storage_gb_s of the cluster file)"
+    speed = f"{each:g} GB/s per GPU" if each * gpus <= total else f"{total:,.0f} GB/s in all"
+    return f"{speed} (assumed{'; storage_gb_s in a cluster file sets all' if found['save_gb_s_assumed'] else ''})"
 
 
 def _saves(found: Answer, steps: int | None) -> str:

@@ -17,6 +17,7 @@ from meshwright.clusters.tables import (
     MAX_GPUS,
     NODE_NETWORK,
     OTHER_KEYS,
+    STORAGE,
     BadTableError,
     format_value,
     read_count,
@@ -24,6 +25,7 @@ from meshwright.clusters.tables import (
     read_gpu_values,
     read_network,
     read_price,
+    read_storage,
     reject_unknown_keys,
     unit_assumed,
 )
@@ -31,7 +33,7 @@ from meshwright.clusters.types import Cluster, Gpu, nodes_of_racks
 from meshwright.errors import InputError
 
 NETWORK = "network_gb_s"
-_OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency", NODE_NETWORK)
+_OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency", NODE_NETWORK, STORAGE)
 _OF_THE_GPU = ("arch", "capability", "memory_gib", "hbm_gb_s", "peak_tflops")
 """Facts that make another GPU: with one of them, `name` is the GPU's, else the cluster's."""
 _OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "nvlink_board", "aliases"))
@@ -100,7 +102,8 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     counts, racks = (nodes, gpus_per_node), 0
     if (inside := nodes_of_racks(known, nodes, gpus_per_node)) is not None:
         counts, racks = inside, nodes
-    return Cluster(known, *counts, price, currency, own_links, own_network, name, racks=racks, network_unit=unit)
+    found = Cluster(known, *counts, price, currency, own_links, own_network, name, racks=racks, network_unit=unit)
+    return msgspec.structs.replace(found, storage_gb_s=read_storage(table.get(STORAGE)))
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:

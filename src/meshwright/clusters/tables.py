@@ -21,6 +21,7 @@ UNITS = {
     "network_gb_s": "in GB/s per GPU: one 100 Gb/s port for each GPU is 12.5, one for 8 GPUs 1.5625",
     "network_gb_s_per_node": "in GB/s of all GPUs of a node together",
     "host_gib": "in GiB",
+    "storage_gb_s": "in GB/s of all GPUs together",
 }
 PORT_GBIT_S = (100, 200, 400, 800, 1600, 3200)
 """Speeds of network ports in Gb/s: as GB/s without a unit, and more than such GPUs have, they are a mistake."""
@@ -31,6 +32,7 @@ _BANDWIDTH = (  # patterns of cluster files are compiled when they are used
     rf"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bits?/s|bits?|b[Ee]|BE|B/s)(?:\s+{_FABRIC})*"
 )
 _PER = r"(?i:(?P<speed>.+?)\s*(?:per|/|a)\s*(?P<what>node|gpu)s?)"
+STORAGE = "storage_gb_s"
 NODE_NETWORK = "network_gb_s_per_node"
 SLOWEST_GB_S = 0.125  # 1 Gb/s per GPU: a smaller number without unit is probably a mistake
 USABLE_MEMORY = "memory_gib (of a GPU, less what is reserved)"
@@ -45,6 +47,7 @@ OTHER_KEYS = {
     **dict.fromkeys(("memory", "memory_gb", "gpu_memory", "gpu_memory_gb", "vram"), "memory_gib"),
     **dict.fromkeys(("reserved_gib", "reserved_gb", "reserved_memory", "usable_gib"), USABLE_MEMORY),
     **dict.fromkeys(("host_memory", "ram", "cpu_memory"), "host_gib"),
+    **dict.fromkeys(("storage", "filesystem_gb_s", "disk_gb_s", "lustre_gb_s", "save_gb_s"), STORAGE),
     **dict.fromkeys(("cost", "price_per_hour", "price_per_gpu_hour"), "price"),
 }
 """Keys that people write in cluster files, and ours."""
@@ -141,7 +144,7 @@ def _read_bandwidth(key: str, value: object) -> float:
     if read is None:
         raise BadTableError(
             f"{key} = {format_value(value)}: must be a positive number {UNITS[key]}; "
-            'or "400 Gb/s", or "4x400 Gb/s" for 4 ports'
+            + ('or "20 GB/s"' if key == STORAGE else 'or "400 Gb/s", or "4x400 Gb/s" for 4 ports')
         )
     ports, size, prefix, unit = read.groups()
     return _read_number(
@@ -168,6 +171,11 @@ def read_network(table: Mapping[str, object], usual_gb_s: float, gpus_per_node: 
     gpus = gpus_per_node if of_node else 1
     _reject_unlikely_speed(key, value, usual_gb_s * gpus, SLOWEST_GB_S * gpus, "node" if of_node else "GPU")
     return _read_bandwidth(key, value) / gpus
+
+
+def read_storage(value: object) -> float | None:
+    """Return what all GPUs together write to the file system of checkpoints in GB/s; None if the file does not say."""
+    return None if value is None else _read_bandwidth(STORAGE, value)
 
 
 def unit_assumed(table: Mapping[str, object]) -> str:

@@ -69,6 +69,7 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     file: str = ""  # path of the file that describes it
     own_host: bool = False  # whether the cluster file gives host_gib
     racks: int = 0  # if its file counts racks as nodes
+    storage_gb_s: float | None = None  # of checkpoints, from all GPUs together, if its file says so
     network_unit: str = ""  # how the network was read and how to write another unit, if its file gives no unit
 
     @property

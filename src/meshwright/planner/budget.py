@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, log2
 from typing import Any
 
@@ -67,9 +68,12 @@ def goodput_of(case: Case, step_s: float, steps: int, every: int | None = None) 
     checkpoint = case.recipe.checkpoint
     every = checkpoint.save_every if every is None else every
     interval = min(every or steps, max(steps, 1)) * step_s
-    measured = (case.cluster.world, _saved_gb(case), interval, checkpoint.async_save, case.mtbf_hours)
-    without = goodput(*measured, spares=0).share if case.cluster.nodes > 1 else None
-    return msgspec.structs.replace(goodput(*measured), save_every=every, share_without_spares=without)
+    found = partial(
+        goodput, case.cluster.world, _saved_gb(case), interval, checkpoint.async_save, case.mtbf_hours,
+        storage_gb_s=case.cluster.storage_gb_s,
+    )  # fmt: skip
+    without = found(spares=0).share if case.cluster.nodes > 1 else None
+    return msgspec.structs.replace(found(), save_every=every, share_without_spares=without)
 
 
 def _saved_gb(case: Case) -> float:
@@ -80,7 +84,13 @@ def _saved_gb(case: Case) -> float:
 def save_notes(case: Case, useful: Goodput, step_s: float, steps: int) -> tuple[str, ...]:
     """Return the checkpoint interval that trains a larger share of the time, if it is worth a change."""
     background = case.recipe.checkpoint.async_save
-    best = goodput(case.cluster.world, _saved_gb(case), background=background, mtbf_hours=case.mtbf_hours)
+    best = goodput(
+        case.cluster.world,
+        _saved_gb(case),
+        background=background,
+        mtbf_hours=case.mtbf_hours,
+        storage_gb_s=case.cluster.storage_gb_s,
+    )
     every = min(_rounded(best.save_interval_s / step_s), max(steps, 1))
     other = goodput_of(case, step_s, steps, every)
     if case.benchmark or other.share < useful.share + SAVE_GAIN:

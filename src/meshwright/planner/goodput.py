@@ -45,6 +45,7 @@ class Goodput(msgspec.Struct, frozen=True):
     mtbf_from: str = MTBF_SOURCE  # where they are from; requested if the user set them
     share_without_spares: float | None = None  # if a failed node is missing until it is repaired; None on one node
     repair_hours: float = REPAIR_HOURS  # that it is missing then, assumed
+    storage_gb_s: float | None = None  # that all GPUs write together, if the cluster file has it
 
 
 def best_interval_s(save_s: float, hours_between_failures: float) -> float:
@@ -57,9 +58,11 @@ def gpu_hours(gpus: float) -> float:
     return GPU_HOURS / (1 + gpus / SHARED_GPUS)
 
 
-def save_seconds(gpus: int, state_gb_per_gpu: float, save_gb_s: float = SAVE_GB_S) -> float:
+def save_seconds(
+    gpus: int, state_gb_per_gpu: float, save_gb_s: float = SAVE_GB_S, storage_gb_s: float | None = None
+) -> float:
     """Return how long a checkpoint takes to write: every GPU at its own speed, up to that of the storage."""
-    return state_gb_per_gpu * max(1 / save_gb_s, gpus / SAVE_TOTAL_GB_S)
+    return state_gb_per_gpu * max(1 / save_gb_s, gpus / (storage_gb_s or SAVE_TOTAL_GB_S))
 
 
 def restart_seconds(gpus: float, load_s: float = 0.0) -> float:
@@ -78,12 +81,14 @@ def goodput(
     spares: int | None = None,
     replicas: int = 1,
     stall_s: float = STALL_S,
+    storage_gb_s: float | None = None,
 ) -> Goodput:
     """Return the goodput at a checkpoint interval, else at the best one.
 
     Each interval takes one save, and is repeated after a failure and its restart: the expected time of Daly 2006, which
     also holds for intervals with more than one failure. A save in the background waits for the copy to host memory.
-    `mtbf_hours` are the mean hours between failures of one GPU, by default those of MTBF_SOURCE.
+    `mtbf_hours` are the mean hours between failures of one GPU, by default those of MTBF_SOURCE; `storage_gb_s` is what
+    all GPUs together write to the storage, by default SAVE_TOTAL_GB_S.
 
     With `replicas` above 1, only the replica with the failure restarts: the others wait for `stall_s`, go on without
     it, and no work is lost. `spares` are nodes beside the run; None if a replacement is always at hand.
@@ -91,7 +96,7 @@ def goodput(
     hours, source = (gpu_hours(gpus), MTBF_SOURCE) if mtbf_hours is None else (mtbf_hours, "requested")
     per_hour = gpus / hours
     rate = per_hour / HOUR
-    save_s = save_seconds(gpus, state_gb_per_gpu, save_gb_s)
+    save_s = save_seconds(gpus, state_gb_per_gpu, save_gb_s, storage_gb_s)
     waits_s = state_gb_per_gpu / HOST_GB_S if background else save_s
     tolerant = replicas > 1
     usual = REPLICA_INTERVAL_S if tolerant else best_interval_s(waits_s, 1 / per_hour)
@@ -110,7 +115,8 @@ def goodput(
         share = interval / ((1 / rate + with_failures(restart, rate)) * repeated)
         share *= 1.0 if spares is None else enough(away, spares)
     trained = share if share >= MIN_SHARE else 0.0
-    return Goodput(trained, 24 * per_hour, interval, save_s, restart, waits_s, mtbf_hours=hours, mtbf_from=source)
+    found = Goodput(trained, 24 * per_hour, interval, save_s, restart, waits_s, mtbf_hours=hours, mtbf_from=source)
+    return msgspec.structs.replace(found, storage_gb_s=storage_gb_s)
 
 
 def with_failures(restart_s: float, rate: float) -> float:

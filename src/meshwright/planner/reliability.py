@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
-from meshwright.planner.goodput import REPAIR_HOURS, STALL_S, best_spares, goodput, in_repair
+from meshwright.planner.goodput import REPAIR_HOURS, STALL_S, Goodput, best_spares, goodput, in_repair
 
+Measure = Callable[..., Goodput]
 MOST_GPUS = 131072
 MOST_REPLICAS = 16  # more only make the missing part smaller: with 16 it is below 3 % at 100,000 GPUs
 REPLICA_GAIN = 0.05
@@ -44,18 +46,18 @@ def reliability(
     smallest: int,
     background: bool = False,
     mtbf_hours: float | None = None,
+    storage_gb_s: float | None = None,
 ) -> Reliability:
     """Return the settings for a run whose checkpoint has `state_gb` and whose model fits on `smallest` GPUs."""
     each = state_gb / gpus
-    found = goodput(gpus, each, background=background, mtbf_hours=mtbf_hours)
+    measure = partial(goodput, background=background, mtbf_hours=mtbf_hours, storage_gb_s=storage_gb_s)
+    found = measure(gpus, each)
     every = min(max(round(found.save_interval_s / step_s), 1), max(steps, 1))
     interval = every * step_s
     nodes = max(gpus // node, 1)
     spares = best_spares(in_repair(found.failures_per_day), nodes)
-    plain, none, some = (
-        goodput(gpus, each, interval, background, mtbf_hours, spares=count).share for count in (None, 0, spares)
-    )
-    replicas, tolerant = _tolerant(gpus, state_gb, smallest, background, mtbf_hours)
+    plain, none, some = (measure(gpus, each, interval, spares=count).share for count in (None, 0, spares))
+    replicas, tolerant = _tolerant(gpus, state_gb, smallest, measure)
     return Reliability(
         gpus=gpus,
         failures_per_day=found.failures_per_day,
@@ -71,27 +73,25 @@ def reliability(
         stall_s=STALL_S,
         share_with_replicas=tolerant,
         replicas_pay=tolerant is not None and tolerant >= plain + REPLICA_GAIN,
-        replicas_pay_from=next(_paying(node, state_gb, smallest, background, mtbf_hours), None),
+        replicas_pay_from=next(_paying(node, state_gb, smallest, measure), None),
     )
 
 
-def _tolerant(
-    gpus: int, state_gb: float, smallest: int, background: bool, mtbf_hours: float | None
-) -> tuple[int, float | None]:
+def _tolerant(gpus: int, state_gb: float, smallest: int, measure: Measure) -> tuple[int, float | None]:
     """Return the number of replicas and the goodput if they fail alone; 1 and None if there is one."""
     replicas = min(gpus // max(smallest, 1), MOST_REPLICAS)
     if replicas < 2:
         return 1, None
-    found = goodput(gpus, state_gb / gpus, background=background, mtbf_hours=mtbf_hours, replicas=replicas)
+    found = measure(gpus, state_gb / gpus, replicas=replicas)
     return replicas, found.share
 
 
-def _paying(node: int, state_gb: float, smallest: int, background: bool, mtbf_hours: float | None) -> Iterator[int]:
+def _paying(node: int, state_gb: float, smallest: int, measure: Measure) -> Iterator[int]:
     """Yield GPU counts, four per doubling, from which replica fault tolerance pays."""
     for count in (k * node * 2**i for i in range(15) for k in (4, 5, 6, 7)):
         if count > MOST_GPUS:
             return
-        plain = goodput(count, state_gb / count, background=background, mtbf_hours=mtbf_hours).share
-        tolerant = _tolerant(count, state_gb, smallest, background, mtbf_hours)[1]
+        plain = measure(count, state_gb / count).share
+        tolerant = _tolerant(count, state_gb, smallest, measure)[1]
         if tolerant is not None and tolerant >= plain + REPLICA_GAIN:
             yield count

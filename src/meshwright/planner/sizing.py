@@ -189,8 +189,9 @@ def size(
         state_gb = storage.checkpoint_gib * GB_PER_GIB
         length = chosen.steps or steps
         needs = reliability(
-            chosen.gpus, node, state_gb, chosen.step_s, length, fitting[0].gpus, background, question.mtbf_hours
-        )
+            chosen.gpus, node, state_gb, chosen.step_s, length, fitting[0].gpus, background, question.mtbf_hours,
+            baseline.case.cluster.storage_gb_s,
+        )  # fmt: skip
     return Sizing(
         sizes=(*below, *(s for s in found if fitting and s.gpus >= fitting[0].gpus)),
         smallest=fitting[0] if fitting else None,

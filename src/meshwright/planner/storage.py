@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import structs
 
 from meshwright.costs.parameters import adapter_params
 from meshwright.costs.state import master_bytes, moment_bytes
@@ -25,7 +26,8 @@ class Storage(msgspec.Struct, frozen=True):
     model_gib: float  # the exported model, or the adapters
     total_gib: float
     save_gb_s_per_gpu: float = SAVE_GB_S  # assumed; goodput.save_s of a size is the time that a checkpoint takes
-    save_gb_s_total: float = SAVE_TOTAL_GB_S  # of the storage, assumed
+    save_gb_s_total: float = SAVE_TOTAL_GB_S  # of the storage: of the cluster file, else assumed
+    save_gb_s_assumed: bool = True  # whether the cluster file does not say how fast the storage is
 
 
 def storage_of(case: Case, steps: int | None = None) -> Storage:
@@ -45,7 +47,9 @@ def storage_of(case: Case, steps: int | None = None) -> Storage:
     bytes_each = master_bytes(case) if case.goal == "peft" else BYTES[case.compute]  # adapters as they are trained
     model = 0.0 if checkpoint.export == "none" else trained * bytes_each / GIB
     all_kept = (kept + 1) * one
-    return Storage(one, kept, all_kept, model, all_kept + model)
+    storage = case.cluster.storage_gb_s
+    found = Storage(one, kept, all_kept, model, all_kept + model)
+    return found if storage is None else structs.replace(found, save_gb_s_total=storage, save_gb_s_assumed=False)
 
 
 def _trained_params(case: Case) -> float:
