@@ -50,6 +50,7 @@ from meshwright.frameworks.translated_fixes import GLOBAL_BATCH, in_framework_ke
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.frameworks.typed_settings import with_typed
 from meshwright.frameworks.unchecked import notes_on_unchecked, open_memory_fields, unresolved_values
+from meshwright.frameworks.ways_to_fit import with_ways
 from meshwright.models import ModelSpec
 from meshwright.notes import no_notes
 from meshwright.planner import as_overrides, case_of, find_repair_of_file
@@ -111,12 +112,19 @@ def check(
 
     if needs_repair(found.findings) or only_fix_fails(content, found.findings, recheck):
         found = with_repair(content, found, result.findings, recheck, our_repair)
-    found = _with_fixes(found, merged)
+    found = _with_ways(_with_fixes(found, merged))
     if keeps_arguments_in_strings(content):
         # Fixes are pasted into a string variable, where quotes would be characters.
         found = _with_fixes(found, lambda fix: tuple(map(unquoted, fix)))
     imported = import_recipe(framework, content, model, list(overrides), goal) if batch_note else None
     return found if imported is None else _with_batch_note(found, imported)
+
+
+def _with_ways(result: CheckResult) -> CheckResult:
+    """Return the result; errors of memory that no setting resolves say what does."""
+    known = result.model is not None and result.cluster is not None
+    case = case_of(result.recipe, result.model, result.cluster, result.engine) if known else None
+    return msgspec.structs.replace(result, findings=with_ways(result.findings, case))
 
 
 def findings_without_fixes(

@@ -53,6 +53,7 @@ def their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> t
     framework, model = imported.framework, imported.model
     if not fix or model is None:
         return ()
+    recipe = msgspec.structs.replace(recipe, engine=imported.engine)  # whose keys say where the state is offloaded
     changed = override.apply_fix(recipe, fix)
     of_program = program_fields(imported)
     fields = [one for one in relevant_fields(changed, model) if one not in of_program]

@@ -76,7 +76,8 @@ def _sharded(configs: Configs, recipe: Recipe) -> Mapping[str, Any]:
     layout = recipe.layout
     end = "" if layout.offload == "none" else "_offload"
     is_fsdp = layout.strategy == "fsdp2" and not uses_deepspeed(recipe)
-    wanted = [f"fsdp2{end}", f"zero3{end}"] if is_fsdp else [f"zero{zero_stage(recipe)}{end}"]
+    stage = 3 if layout.offload == "params" else zero_stage(recipe)  # only stage 3 shards parameters
+    wanted = [f"fsdp2{end}", f"zero3{end}"] if is_fsdp else [f"zero{stage}{end}"]
     found = next((configs[name] for name in wanted if name in configs), None)
     if found is None or layout.strategy == "ddp":
         raise InputError("the front end has no config that shards like this", field="layout.strategy")
