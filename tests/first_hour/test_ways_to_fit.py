@@ -10,7 +10,8 @@ import pytest
 
 SWIFT = (
     "NPROC_PER_NODE={gpus} swift sft --model {model} --dataset a.jsonl --tuner_type full --max_length {length} "
-    "--per_device_train_batch_size 1 --learning_rate 1e-5 --torch_dtype bfloat16 --output_dir out --use_liger_kernel true --deepspeed {zero}\n"
+    "--per_device_train_batch_size 1 --learning_rate 1e-5 --torch_dtype bfloat16 --output_dir out "
+    "--use_liger_kernel true --deepspeed {zero}\n"
 )
 SMALL, LARGE = "Qwen/Qwen2.5-1.5B", "meta-llama/Meta-Llama-3-70B"
 

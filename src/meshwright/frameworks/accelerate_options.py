@@ -37,3 +37,5 @@ FLAGS = _names(
 )
 IN_FILE = VALUES | FLAGS
 """Keys of a --config file that are the launcher's."""
+TYPES = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
+"""The switch of each distributed_type."""

@@ -122,8 +122,8 @@ def check(
 
 def _with_ways(result: CheckResult) -> CheckResult:
     """Return the result; errors of memory that no setting resolves say what does."""
-    known = result.model is not None and result.cluster is not None
-    case = case_of(result.recipe, result.model, result.cluster, result.engine) if known else None
+    model, on = result.model, result.cluster
+    case = None if model is None or on is None else case_of(result.recipe, model, on, result.engine)
     return msgspec.structs.replace(result, findings=with_ways(result.findings, case))
 
 
@@ -247,7 +247,8 @@ def _checkpoint_findings(
     launch = imported_launch(content, imported.parsed)
     yield from saving_findings(imported, recipe, estimate, buildable, case, launch)
     yield from resume_findings(imported, recipe, estimate, launch)
-    yield from trainer_saving_findings(imported, recipe, estimate, content, launch, case)
+    paced = estimate if buildable else None
+    yield from trainer_saving_findings(imported, recipe, paced, content, launch, case)
 
 
 def _repeated_keys(framework: Framework, content: Content) -> Iterator[Finding]:

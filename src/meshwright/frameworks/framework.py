@@ -146,6 +146,10 @@ class RuleContext(msgspec.Struct, frozen=True):
         """Return whether the file sets this key."""
         return key in self.parsed.settings
 
+    def written(self, key: str, value: Any) -> str:
+        """Return a setting as this file has it, for a fix."""
+        return self.framework.format_setting(key, value)
+
     def keys_under(self, prefix: str) -> list[str]:
         """Return the keys the file sets below a prefix, such as `compile`."""
         return [key for key in self.parsed.settings if key == prefix or key.startswith((f"{prefix}.", f"{prefix}["))]

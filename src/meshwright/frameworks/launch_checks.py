@@ -12,6 +12,7 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.frameworks import cut_commands, node_rank
 from meshwright.frameworks.common import visible_devices
+from meshwright.frameworks.deepspeed_launch import more_gpus_than_given
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.rules.rule import Finding, Severity
@@ -74,6 +75,7 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
     launch = _checked_launch(content, parsed)
     if launch is None:
         hidden = [] if any_launch is None else list(_hidden_gpus(content, any_launch, parsed, given_on))
+        hidden += [] if any_launch is None else more_gpus_than_given(any_launch, given_on)
         return [*hidden, *environment, *quoted]
     heads = [one for one in _head(launch) if not _has_default(content, one)]
     found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *heads]

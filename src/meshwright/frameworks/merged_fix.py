@@ -13,6 +13,8 @@ from meshwright import json_text
 _IN_PROGRAM = re.compile(r"(\S+\.py): (.+)")
 _IN_SECTION = re.compile(r"(\w+): \{(.+)\}")
 REMOVED = "without "
+LAUNCH = "accelerate launch "
+"""Before options of the launcher, which the program would take for its own."""
 
 
 def merged(texts: Sequence[str]) -> tuple[str, ...]:
@@ -24,7 +26,9 @@ def merged(texts: Sequence[str]) -> tuple[str, ...]:
     for text in texts:
         program, section = _IN_PROGRAM.fullmatch(text), _IN_SECTION.fullmatch(text)
         in_json = _json(text)
-        if program is not None and not program[2].startswith(REMOVED):
+        if text.startswith(LAUNCH):
+            found.setdefault(LAUNCH, []).append(text.removeprefix(LAUNCH))
+        elif program is not None and not program[2].startswith(REMOVED):
             found.setdefault(f"{program[1]}: ", []).append(program[2])
         elif section is not None:
             found.setdefault(f"{section[1]}: {{", []).append(section[2])
@@ -58,6 +62,8 @@ def _written(start: str, parts: Sequence[str]) -> str:
         for part in parts:
             _join(tree, _json(part) or {})
         return parts[0] if len(parts) == 1 else json.dumps(tree)[1:-1]
+    if start == LAUNCH:
+        return LAUNCH + " ".join(dict.fromkeys(parts))
     return f"{start}{', '.join(dict.fromkeys(parts))}" + "}" * start.endswith("{")
 
 

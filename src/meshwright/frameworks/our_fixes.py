@@ -12,8 +12,9 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.accelerate_options import TYPES
 from meshwright.frameworks.framework import Content, Framework
-from meshwright.frameworks.merged_fix import program_arguments
+from meshwright.frameworks.merged_fix import LAUNCH, program_arguments
 from meshwright.frameworks.script_arguments import Arguments, argument_lists, with_arguments, with_variable
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.tried_fixes import (
@@ -87,7 +88,7 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
         if in_file and (with_file := with_named_file_fixed(changed, finding, text)) is not None:
             changed = with_file
             continue
-        if text.startswith(("torchrun --", "#SBATCH --", "unset ")):
+        if text.startswith(("torchrun --", "deepspeed --", LAUNCH, "#SBATCH --", "unset ")):
             launches = tuple(_with_launch_option(one, text, content.path) for one in changed.launches)
             changed = msgspec.structs.replace(changed, launches=launches)
             continue
@@ -156,14 +157,28 @@ def _with_launch_option(launch: LaunchCommand, text: str, path: str) -> LaunchCo
     """Return a launch with options of torchrun or of its job, or without a variable."""
     from meshwright.frameworks.shell import with_options  # a script's interpreter, which only files need
 
+    if text.startswith(LAUNCH):
+        return _with_accelerate_options(launch, text.removeprefix(LAUNCH), path)
     where, _, option = text.partition(" ")
     if where == "unset":
         return msgspec.structs.replace(launch, env={name: one for name, one in launch.env.items() if name != option})
     pairs = [one.replace("=", " ", 1).partition(" ") for one in option.removeprefix("--").split(" --")]
-    setting = {name: SourcedValue(value, 0, path) for name, _, value in pairs}
-    if where == "torchrun":
+    setting = {name.replace("_", "-"): SourcedValue(value, 0, path) for name, _, value in pairs}
+    if where in ("torchrun", "deepspeed"):
         return with_options(launch, {**launch.launcher_args, **setting}, launch.job)
     return with_options(launch, launch.launcher_args, {**launch.job, **setting})
+
+
+def _with_accelerate_options(launch: LaunchCommand, text: str, path: str) -> LaunchCommand:
+    """Return a launch with options of Accelerate; another way to distribute takes the place of the one before."""
+    from meshwright.frameworks.shell import with_options  # a script's interpreter, which only files need
+
+    pairs = [one.replace("=", " ", 1).partition(" ") for one in text.removeprefix("--").split(" --")]
+    given = {name.replace("_", "-"): SourcedValue(value.strip() or True, 0, path) for name, _, value in pairs}
+    types = {name.replace("_", "-") for name in TYPES}
+    kept = launch.launcher_args.items()
+    before = {name: one for name, one in kept if not (name in types and types & given.keys())}
+    return with_options(launch, {**before, **given}, launch.job)
 
 
 def superseded(framework: Framework, findings: Sequence[Finding]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.frameworks.accelerate.dataset_files import readable
 from meshwright.frameworks.accelerate.keys import closed, format_setting, known
+from meshwright.frameworks.accelerate.launch_options import formatter_for
 from meshwright.frameworks.accelerate.parse import complete, detect, parse
 from meshwright.frameworks.accelerate.rules import RULES
 from meshwright.frameworks.framework import Framework
@@ -23,6 +24,7 @@ FRAMEWORK = Framework(
     detect=detect,
     parse=parse,
     format_setting=format_setting,
+    formatter_for=formatter_for,
     rules=RULES,
     complete=complete,
     rejects_unknown=closed,

@@ -23,6 +23,7 @@ from meshwright.frameworks.accelerate.trl_commands import (
     trl_findings,
     with_trl_file,
 )
+from meshwright.frameworks.accelerate_options import TYPES
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.constructors import constructor_findings
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
@@ -75,8 +76,7 @@ UNSLOTH_NOTE = (
     "Unsloth's own kernels and gradient checkpointing are not modelled: the estimate is that of TRL, and Unsloth "
     "usually needs less memory and time"
 )
-FLAGS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
-TYPE_OPTIONS = tuple(name.replace("_", "-") for name in FLAGS)
+TYPE_OPTIONS = tuple(name.replace("_", "-") for name in TYPES)
 MICRO_BATCHES = {
     "MEGATRON_LM": f"{MEGATRON}megatron_lm_num_micro_batches",
     "DEEPSPEED": f"{ZERO}gradient_accumulation_steps",
@@ -312,8 +312,8 @@ def _options(launch: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
     key_of = {key.rsplit(".", 1)[-1]: key for key in config_keys(TABLE)}
     for option, setting in launch.launcher_args.items():
         name = option.replace("-", "_")
-        if name in FLAGS and setting.value is True:
-            yield "distributed_type", msgspec.structs.replace(setting, value=FLAGS[name])
+        if name in TYPES and setting.value is True:
+            yield "distributed_type", msgspec.structs.replace(setting, value=TYPES[name])
         elif name in key_of:
             number = as_int(setting)
             yield key_of[name], setting if number is None else msgspec.structs.replace(setting, value=number)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from meshwright.frameworks.accelerate.keys import SECTION_OF_TYPE, format_setting
+from meshwright.frameworks.accelerate.keys import SECTION_OF_TYPE
 from meshwright.frameworks.accelerate.parse_settings import GPU_TYPES
 from meshwright.frameworks.accelerate.rules.common import has_command_line, int_value, type_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
@@ -31,13 +31,13 @@ def _machines(ctx: RuleContext) -> Iterator[Problem]:
         yield Problem(
             f"num_processes={processes} is the total and is not divisible by num_machines={machines}: "
             f"{each} would start on each machine, {each * machines} in total",
-            (format_setting("num_processes", total),),
+            (ctx.written("num_processes", total),),
             key="num_processes",
         )
     if rank is not None and not 0 <= rank < machines:
         yield Problem(
             f"machine_rank={rank} is out of range for {machines} machines, counted from 0",
-            (format_setting("machine_rank", 0),),
+            (ctx.written("machine_rank", 0),),
             key="machine_rank",
         )
 
@@ -50,7 +50,7 @@ def _no_main_process_ip(ctx: RuleContext) -> Problem | None:
     known = has_command_line(ctx)
     return Problem(
         f"num_machines={machines}, but main_process_ip is not set" + ("" if known else "; pass it on the command line"),
-        (format_setting("main_process_ip", "10.0.0.1"),),
+        (ctx.written("main_process_ip", "10.0.0.1"),),
         "num_machines",
         "error" if known else "warning",
     )
@@ -61,11 +61,11 @@ def _process_count(ctx: RuleContext) -> Iterator[Problem]:
     setting = ctx.parsed.settings.get("distributed_type")
     in_file = setting is not None and setting.file.endswith((".yaml", ".yml"))
     if in_file and has_command_line(ctx) and not ctx.is_set("num_processes") and type_name in DISTRIBUTED_TYPES[1:5]:
-        yield Problem("num_processes is not set", (format_setting("num_processes", 8),), key="distributed_type")
+        yield Problem("num_processes is not set", (ctx.written("num_processes", 8),), key="distributed_type")
     if setting is not None and type_name == "NO" and processes is not None and processes > 1:
         yield Problem(
             f"num_processes={processes} is ignored: distributed_type NO starts one process",
-            (format_setting("distributed_type", "MULTI_GPU"), format_setting("num_processes", 1)),
+            (ctx.written("distributed_type", "MULTI_GPU"), ctx.written("num_processes", 1)),
             "num_processes",
             "warning",
         )
@@ -74,13 +74,13 @@ def _process_count(ctx: RuleContext) -> Iterator[Problem]:
         if processes > world:
             yield Problem(
                 f"num_processes={processes} exceeds the {world} GPUs",
-                (format_setting("num_processes", world),),
+                (ctx.written("num_processes", world),),
                 "num_processes",
             )
         elif processes < world:
             yield Problem(
                 f"num_processes={processes} leaves {world - processes} of {world} GPUs idle",
-                (format_setting("num_processes", world),),
+                (ctx.written("num_processes", world),),
                 "num_processes",
                 "warning",
             )
@@ -99,7 +99,7 @@ def _gpu_ids(ctx: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"gpu_ids lists {listed} GPUs, but {processes // machines} processes start on each machine",
-        (format_setting("num_processes", listed * machines), format_setting("gpu_ids", "all")),
+        (ctx.written("num_processes", listed * machines), ctx.written("gpu_ids", "all")),
         key="gpu_ids",
     )
 
@@ -132,7 +132,7 @@ def _unused_section(ctx: RuleContext) -> Iterator[Problem]:
         if keys and type_name != owner and type_name in DISTRIBUTED_TYPES:
             yield Problem(
                 f"{section} is ignored with distributed_type {type_name}",
-                (format_setting("distributed_type", owner),),
+                (ctx.written("distributed_type", owner),),
                 key=keys[0],
             )
     for section, without in (("parallelism_config", "NO"), ("dynamo_config", "DEEPSPEED")):
@@ -141,9 +141,7 @@ def _unused_section(ctx: RuleContext) -> Iterator[Problem]:
             yield Problem(f"{section} is ignored with distributed_type {type_name}", key=keys[0])
     keys = [key for key in ctx.keys_under("fp8_config") if key != "fp8_config"]
     if keys and str(ctx.get("mixed_precision", "no")).lower() != "fp8":
-        yield Problem(
-            "fp8_config requires mixed_precision fp8", (format_setting("mixed_precision", "fp8"),), key=keys[0]
-        )
+        yield Problem("fp8_config requires mixed_precision fp8", (ctx.written("mixed_precision", "fp8"),), key=keys[0])
 
 
 def _fp8_backend_unset(ctx: RuleContext) -> Problem | None:
@@ -151,7 +149,7 @@ def _fp8_backend_unset(ctx: RuleContext) -> Problem | None:
         return None
     return Problem(
         "mixed_precision fp8 without fp8_config uses whichever of torchao, Transformer Engine and MS-AMP is installed",
-        (format_setting("fp8_config.backend", "TE"),),
+        (ctx.written("fp8_config.backend", "TE"),),
         key="mixed_precision",
     )
 

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.frameworks.accelerate.keys import format_setting
 from meshwright.frameworks.accelerate.rules.common import fsdp_version, int_value, is_enabled, type_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
@@ -21,7 +20,7 @@ def _no_wrap_policy(ctx: RuleContext) -> Problem | None:
     why = "" if ctx.is_set(f"{FSDP}fsdp_auto_wrap_policy") else "; the default is NO_WRAP"
     return Problem(
         f"the model is wrapped as one FSDP unit, so all parameters are gathered at once{why}",
-        (format_setting(f"{FSDP}fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),),
+        (ctx.written(f"{FSDP}fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),),
         key=f"{FSDP}fsdp_auto_wrap_policy" if ctx.is_set(f"{FSDP}fsdp_auto_wrap_policy") else "distributed_type",
     )
 
@@ -46,14 +45,14 @@ def _fsdp1_key(ctx: RuleContext) -> Iterator[Problem]:
         reshard = strategy in ("FULL_SHARD", "HYBRID_SHARD")
         configured = ctx.get(f"{FSDP}fsdp_reshard_after_forward")
         if str(configured).lower() != str(reshard).lower() or strategy == "NO_SHARD" or strategy.startswith("HYBRID"):
-            fix = format_setting(f"{FSDP}fsdp_reshard_after_forward", reshard)
+            fix = ctx.written(f"{FSDP}fsdp_reshard_after_forward", reshard)
             if strategy.startswith("HYBRID"):
-                fix = format_setting(f"{AXIS}dp_replicate_size", int_value(ctx, "num_machines") or 2)
+                fix = ctx.written(f"{AXIS}dp_replicate_size", int_value(ctx, "num_machines") or 2)
             yield Problem(f"fsdp_sharding_strategy={ctx.get(key)} is ignored by FSDP2", (fix,), key=key)
     for name, (harmless, why) in IGNORED_BY_FSDP2.items():
         value = ctx.get(f"{FSDP}{name}")
         if ctx.is_set(f"{FSDP}{name}") and str(value).lower() not in [str(each).lower() for each in harmless]:
-            yield Problem(f"{name} is ignored: {why}", (format_setting(f"{FSDP}{name}", None),), key=f"{FSDP}{name}")
+            yield Problem(f"{name} is ignored: {why}", (ctx.written(f"{FSDP}{name}", None),), key=f"{FSDP}{name}")
 
 
 def _fsdp2_key(ctx: RuleContext) -> Problem | None:
@@ -71,7 +70,7 @@ def _fsdp2_key(ctx: RuleContext) -> Problem | None:
     return Problem(
         f"fsdp_reshard_after_forward={ctx.get(key)} is ignored by FSDP1; "
         f"it uses fsdp_sharding_strategy={ctx.get(f'{FSDP}fsdp_sharding_strategy')}",
-        (format_setting(f"{FSDP}fsdp_sharding_strategy", strategy),),
+        (ctx.written(f"{FSDP}fsdp_sharding_strategy", strategy),),
         key=key,
     )
 
@@ -84,7 +83,7 @@ def _fsdp_conflict(ctx: RuleContext) -> Iterator[Problem]:
     ):
         yield Problem(
             "fsdp_cpu_ram_efficient_loading requires fsdp_sync_module_states, which sends weights to the other ranks",
-            (format_setting(f"{FSDP}fsdp_sync_module_states", True),),
+            (ctx.written(f"{FSDP}fsdp_sync_module_states", True),),
             key=f"{FSDP}fsdp_sync_module_states",
         )
     offload = f"{FSDP}fsdp_activation_checkpointing_offload"
@@ -93,18 +92,16 @@ def _fsdp_conflict(ctx: RuleContext) -> Iterator[Problem]:
     ):
         yield Problem(
             "fsdp_activation_checkpointing_offload requires fsdp_activation_checkpointing and fsdp_version 2",
-            (format_setting(f"{FSDP}fsdp_activation_checkpointing", True),),
+            (ctx.written(f"{FSDP}fsdp_activation_checkpointing", True),),
             key=offload,
         )
     state = f"{FSDP}fsdp_state_dict_type"
     if fsdp_version(ctx) == "2" and str(ctx.get(state)).upper() in ("LOCAL_STATE_DICT", "2"):
-        yield Problem(
-            "FSDP2 does not support LOCAL_STATE_DICT", (format_setting(state, "SHARDED_STATE_DICT"),), key=state
-        )
+        yield Problem("FSDP2 does not support LOCAL_STATE_DICT", (ctx.written(state, "SHARDED_STATE_DICT"),), key=state)
     if fsdp_version(ctx) not in ("1", "2"):
         yield Problem(
             f"fsdp_version={fsdp_version(ctx)} does not exist",
-            (format_setting(f"{FSDP}fsdp_version", 2),),
+            (ctx.written(f"{FSDP}fsdp_version", 2),),
             f"{FSDP}fsdp_version",
         )
 
@@ -121,7 +118,7 @@ def _wrap_policy_key(ctx: RuleContext) -> Iterator[Problem]:
             name = key.removeprefix(FSDP)
             yield Problem(
                 f"{name} requires fsdp_auto_wrap_policy {reader} and is ignored with {policy}",
-                (format_setting(key, None),),
+                (ctx.written(key, None),),
                 key=key,
             )
 
@@ -140,7 +137,7 @@ def _wrapped_class(ctx: RuleContext) -> Problem | None:
     kept = [one for one in names if one and one not in (wrong, expected)]
     return Problem(
         f"{model.name} has no class {wrong}: its layers are {expected}",
-        (format_setting(key, ",".join((expected, *kept))),),
+        (ctx.written(key, ",".join((expected, *kept))),),
         key=key,
     )
 
@@ -162,7 +159,7 @@ def _config_file_conflict(ctx: RuleContext) -> Problem | None:
     names = ", ".join(key.rsplit(".", 1)[-1] for key in keys)
     return Problem(
         f"{names} cannot be combined with deepspeed_config_file",
-        tuple(format_setting(key, None) for key in keys),
+        tuple(ctx.written(key, None) for key in keys),
         key=keys[0],
     )
 
@@ -174,7 +171,7 @@ def _stage_too_low(ctx: RuleContext) -> Iterator[Problem]:
     if stage < 3 and is_enabled(ctx, f"{ZERO}zero3_init_flag"):
         yield Problem(
             f"zero3_init_flag is disabled with stage {stage}",
-            (format_setting(f"{ZERO}zero3_init_flag", False),),
+            (ctx.written(f"{ZERO}zero3_init_flag", False),),
             key=f"{ZERO}zero3_init_flag",
         )
     for part, least in (("param", 3), ("optimizer", 1)):
@@ -182,7 +179,7 @@ def _stage_too_low(ctx: RuleContext) -> Iterator[Problem]:
         if stage < least and str(ctx.get(key, "none")).lower() not in ("none", "null"):
             yield Problem(
                 f"{key.removeprefix(ZERO)} requires stage {least} or higher, not {stage}",
-                (format_setting(f"{ZERO}zero_stage", least), format_setting(key, "none")),
+                (ctx.written(f"{ZERO}zero_stage", least), ctx.written(key, "none")),
                 key=key,
             )
 
@@ -194,9 +191,7 @@ def _nvme_path_missing(ctx: RuleContext) -> Iterator[Problem]:
         key = f"{ZERO}offload_{part}_"
         if ctx.get(f"{key}device") == "nvme" and not ctx.get(f"{key}nvme_path"):
             yield Problem(
-                "device nvme requires nvme_path",
-                (format_setting(f"{key}nvme_path", "/local_nvme"),),
-                key=f"{key}device",
+                "device nvme requires nvme_path", (ctx.written(f"{key}nvme_path", "/local_nvme"),), key=f"{key}device"
             )
 
 
@@ -209,15 +204,12 @@ def _mesh(ctx: RuleContext) -> Problem | None:
         return None  # valid, or ignored
     if sizes["cp"] > 1 and sizes["sp"] > 1:
         return Problem(
-            "cp_size and sp_size cannot both be above 1", (format_setting(f"{AXIS}sp_size", 1),), key=f"{AXIS}cp_size"
+            "cp_size and sp_size cannot both be above 1", (ctx.written(f"{AXIS}sp_size", 1),), key=f"{AXIS}cp_size"
         )
     if has_model_axes and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
         return Problem(
             "tensor and context parallelism require dp_shard_size above 1, not only replicas",
-            (
-                format_setting(f"{AXIS}dp_shard_size", sizes["dp_replicate"]),
-                format_setting(f"{AXIS}dp_replicate_size", 1),
-            ),
+            (ctx.written(f"{AXIS}dp_shard_size", sizes["dp_replicate"]), ctx.written(f"{AXIS}dp_replicate_size", 1)),
             key=f"{AXIS}dp_replicate_size",
         )
     return _mesh_size_mismatch(ctx, axes[0], sizes, total) or _mesh_needs_fsdp2(ctx, axes[0], sizes)
@@ -228,25 +220,23 @@ def _mesh_size_mismatch(ctx: RuleContext, key: str, sizes: Mapping[str, int], to
     if not processes or total == processes or sizes["sp"] > 1:
         return None
     rest = total // sizes["dp_shard"]
-    fix = (format_setting(f"{AXIS}dp_shard_size", processes // rest),) if processes % rest == 0 else ()
+    fix = (ctx.written(f"{AXIS}dp_shard_size", processes // rest),) if processes % rest == 0 else ()
     product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     return Problem(f"{product} = {total} ranks, but num_processes is {processes}", fix, key=key)
 
 
 def _mesh_needs_fsdp2(ctx: RuleContext, key: str, sizes: Mapping[str, int]) -> Problem | None:
     if type_of(ctx) == "FSDP" and fsdp_version(ctx) == "1":
-        return Problem(
-            "parallelism_config requires fsdp_version 2", (format_setting(f"{FSDP}fsdp_version", 2),), key=key
-        )
+        return Problem("parallelism_config requires fsdp_version 2", (ctx.written(f"{FSDP}fsdp_version", 2),), key=key)
     if type_of(ctx) == "FSDP" and sizes["dp_shard"] == sizes["cp"] == 1:
         return Problem(
             "FSDP has no ranks to shard over: dp_shard_size and cp_size are 1",
-            (format_setting(f"{AXIS}dp_shard_size", 2),),
+            (ctx.written(f"{AXIS}dp_shard_size", 2),),
             key=key,
         )
     if sizes["cp"] > 1 and type_of(ctx) != "FSDP":
         return Problem(
-            "context parallelism requires FSDP2", (format_setting("distributed_type", "FSDP"),), key=f"{AXIS}cp_size"
+            "context parallelism requires FSDP2", (ctx.written("distributed_type", "FSDP"),), key=f"{AXIS}cp_size"
         )
     return None
 
@@ -259,7 +249,7 @@ def _megatron_degrees(ctx: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"tp {degrees[0]} × pp {degrees[1]} = {ranks} ranks per model replica do not divide num_processes={processes}",
-        (format_setting("num_processes", ranks),),
+        (ctx.written("num_processes", ranks),),
         key="num_processes",
     )
 

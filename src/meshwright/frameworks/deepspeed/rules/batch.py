@@ -36,9 +36,10 @@ def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
     parts = [f"micro batch {micro}" if micro else "", f"accumulation {steps}" if steps else ""]
     product = " × ".join([part for part in (*parts, f"{ranks} data-parallel ranks" if world else "") if part])
     changed = _split(batch, micro, steps, ranks)
+    kept = f"; {format_setting(BATCH[0], per_step)} keeps both sizes" if exact and BATCH[0] in changed else ""
     return Problem(
         f"train_batch_size={batch} is not {'' if exact else 'a multiple of '}{product} = {per_step}"
-        f"{new_batch(batch, changed.get(BATCH[0], batch))}",
+        f"{new_batch(batch, changed.get(BATCH[0], batch))}{kept}",
         tuple(format_setting(key, value) for key, value in changed.items()),
         key="train_batch_size",
     )

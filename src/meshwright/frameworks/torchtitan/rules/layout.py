@@ -213,9 +213,13 @@ def _sequence_not_divisible(ctx: RuleContext) -> Problem | None:
     if is_current(ctx) or not isinstance(length, int) or length <= 0 or length % (2 * tp * cp) == 0:
         return None
     parts = 2 * tp * cp
+    smaller = [one for one in range(2, tp) if length % (2 * one * cp) == 0]
+    is_unusual = tp & (tp - 1) != 0  # lengths and heads are mostly divisible by powers of two
+    fixed = {TP: smaller[-1]} if smaller and is_unusual else {"training.seq_len": max(1, round(length / parts)) * parts}
+    ((key, value),) = fixed.items()
     return Problem(
         f"training.seq_len={length} is not a multiple of {parts}: tp × 2 × cp = {tp} × 2 × {cp}",
-        (ctx.framework.format_setting("training.seq_len", max(1, round(length / parts)) * parts),),
+        (ctx.framework.format_setting(key, value),),
         key="training.seq_len",
     )
 
