@@ -14,17 +14,10 @@ from meshwright.planner import as_overrides, case_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
 
-<<<<<<< HEAD
 MESH_FIELDS = ("layout.tp", "layout.pp", "layout.cp", "layout.dp_shard", "layout.dp_replicate")
 BATCHES = ("train.global_batch_size", "layout.micro_batch_size")
 FREE_FIELDS = ("dp_shard", "dp_replicate", "micro_batch_size", "global_batch_size")
 """Fields whose legal values do not depend on the model."""
-=======
-DIVIDE = ("megatron", "torchtitan", "automodel")
-"""Engines in which a replica of every model takes tp × pp × cp ranks."""
-ENGINE = "megatron"  # whose batch every data-parallel rank splits alike
-AXES = ("layout.tp", "layout.pp", "layout.cp")
->>>>>>> b9d2bc7c (Fixes of launch commands are their options, and processes beyond the given GPUs are an error for deepspeed too)
 NO_FIX = "the model is unknown: choose a divisor by hand, or pass --model"
 MESH_RULES = ("topology.world", "topology.world-with-experts", "topology.shard-product", "topology.replicas-divide")
 BATCH_RULES = ("batch.divides", "batch.smaller-than-data-parallel")
@@ -35,7 +28,6 @@ GPU_RULES = ("precision.bf16-gpu", "precision.fp8-gpu", "precision.block-scaled-
 
 
 def model_free_findings(imported: ImportedRecipe, recipe: Recipe, on: Cluster) -> Iterator[Finding]:
-<<<<<<< HEAD
     """Yield an error if the degrees do not fill the GPUs, or the batch its data-parallel ranks; fixes as overrides."""
     mapped = imported.mapped
     if any(field in mapped.unresolved for field in MESH_FIELDS):
@@ -43,20 +35,6 @@ def model_free_findings(imported: ImportedRecipe, recipe: Recipe, on: Cluster) -
     case = case_of(recipe, any_model(), on, imported.engine)
     broken = {one.rule: one for one in rules.check(case, ("error",), fixes=False)}
     mesh = [broken[rule] for rule in MESH_RULES if rule in broken][:1]  # the others follow from the first
-=======
-    """Yield an error if the GPUs cannot be divided by the layout, or the batch by the data-parallel ranks."""
-    mapped, layout = imported.mapped, recipe.layout
-    if imported.engine not in DIVIDE or any(field in mapped.unresolved for field in AXES):
-        return
-    ranks = layout.tp * layout.pp * layout.cp
-    if ranks < 1 or on.world % ranks:
-        message = f"{on.world} GPUs are not divisible by tp × pp × cp = {ranks}"
-        stated = [field for field in AXES if field in mapped.source_keys]
-        yield _finding(imported, "topology.world", stated[0] if stated else AXES[0], message)
-        return
-    if imported.engine != ENGINE:
-        return
->>>>>>> b9d2bc7c (Fixes of launch commands are their options, and processes beyond the given GPUs are an error for deepspeed too)
     stated = [field for field in BATCHES if field in mapped.source_keys]
     known = len(stated) == len(BATCHES) or (imported.parsed.base is not None and stated == [BATCHES[0]])
     if not mesh and known and not any(field in mapped.unresolved for field in BATCHES):
