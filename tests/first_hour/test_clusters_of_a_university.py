@@ -135,3 +135,48 @@ def test_checkpoints_are_written_at_the_speed_of_the_file_system_in_the_cluster_
     assert "at 0.5 GB/s in all (storage_gb_s of the cluster file)" in meshwright(*sizes, "slower.toml").out
     Path("bad.toml").write_text(CLUSTER + 'storage_gb_s = "fast"\n')
     assert 'or "20 GB/s"' in meshwright("estimate", "llama3-8b", "--gpus", "bad.toml", "--goal", "sft").err
+
+
+BAICHUAN = {
+    "model_type": "baichuan", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "vocab_size": 64000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+MOE = {
+    "hidden_size": 2048, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "moe_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8, "vocab_size": 102400,
+    "intermediate_size": 8192, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+DOTS = MOE | {
+    "model_type": "dots1", "n_routed_experts": 64, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    "scoring_func": "noaux_tc", "norm_topk_prob": True, "sliding_window": None, "rope_theta": 1e7,
+}  # fmt: skip
+EXAONE = MOE | {"model_type": "exaone_moe", "num_shared_experts": 1, "rope_theta": 1e6}
+MELLUM = MOE | {"model_type": "mellum", "head_dim": 128, "num_local_experts": 64}
+WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        (BAICHUAN, ""),
+        ({key: value for key, value in BAICHUAN.items() if key != "max_position_embeddings"}, "ALiBi"),
+        (BAICHUAN | {"vocab_size": 125696}, "normalizes the rows of its head"),
+        (DOTS, ""),
+        (DOTS | {"norm_topk_prob": False}, "divides the sigmoid scores"),
+        ({key: value for key, value in DOTS.items() if key != "norm_topk_prob"}, "divides the sigmoid scores"),
+        (EXAONE, "does not rotate the queries and keys of some layers"),
+        (EXAONE | {"sliding_window": None, "layer_types": ["full_attention"] * 32}, ""),
+        (MELLUM | {"layer_types": WINDOWS * 8}, "layers with a window in another way"),
+        (MELLUM | {"layer_types": ["full_attention"] * 32}, ""),
+    ],
+)
+def test_models_that_megatron_would_build_as_another_are_refused(
+    meshwright: Any, config: dict[str, Any], refused: str
+) -> None:
+    Path("own").mkdir()
+    Path("own/config.json").write_text(json.dumps(config))
+    typed = ("export", "./own", "--goal", "pretrain", "--gpus", "8xH100", "--to", "megatron-lm", "layout.pp=1")
+    found = meshwright(*typed)
+    assert refused in found.err
+    assert found.code == (2 if refused else 0), found.err
+    assert "noaux_tc" not in found.out

@@ -13,6 +13,7 @@ from meshwright.toml_tables import TomlTables
 
 from .catalogue import config_file, config_of, find, names, without_hub_url
 from .reader import load_config
+from .readers.architectures import class_defaults
 from .spec import Mamba2, ModelSpec
 
 
@@ -108,8 +109,42 @@ def from_config(config: dict[str, Any]) -> Numerics:
         partial_rotary_factor=1.0 if rotary_part is None else float(rotary_part),
         norm_eps=next((float(config[key]) for key in EPSILONS if config.get(key) is not None), None),
         init_std=config.get("initializer_range"),
-        **{name: config.get(name) for name in SAME},
+        **{name: config.get(name) for name in SAME} | _router_of(config),
     )
+
+
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+"""Scores of routers; dots.llm1 writes the method that balances its experts, noaux_tc, in their place."""
+
+
+def _router_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a router computes where the config states something else or nothing."""
+    stated, normalizes = config.get("scoring_func"), config.get("norm_topk_prob")
+    usual = class_defaults().get(str(config.get("model_type")), {}).get("norm_topk_prob")
+    return {
+        "scoring_func": stated if stated in SCORES else None,
+        "norm_topk_prob": usual if normalizes is None else normalizes,
+    }
+
+
+def ropes_of_layers(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the different RoPEs of a model's layers: one, unless layers with a window have their own."""
+    for part in LANGUAGE_PARTS:
+        config = {**config, **(config.get(part) or {})}
+    kinds = set(config.get("layer_types") or ())
+    rope = config.get("rope_parameters") or CLASS_ROPES.get(str(config.get("model_type")), {})
+    tables = {kind: table for kind, table in rope.items() if isinstance(table, dict)}
+    found = [table for kind, table in tables.items() if kind in kinds or not kinds]
+    bases = [config[key] for key in LOCAL_BASES if config.get(key) is not None]
+    if not tables and bases and config.get("rope_theta") is not None:
+        found = [{"rope_theta": base} for base in (config["rope_theta"], *bases)]
+    return [table for place, table in enumerate(found) if table not in found[:place]]
+
+
+LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
+"""Keys of the RoPE base of layers with a window, where the config has no table per kind of layer."""
+CLASS_ROPES = {"mellum": {GLOBAL_LAYERS: {"rope_theta": 500000.0}, "sliding_attention": {"rope_theta": 10000.0}}}
+"""RoPE of each kind of layer that a config class of transformers has without one in the config."""
 
 
 def has_rope(model: ModelSpec) -> bool:

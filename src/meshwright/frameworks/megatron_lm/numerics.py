@@ -78,6 +78,10 @@ def _router(found: Numerics, model: ModelSpec) -> dict[str, Any]:
     if model.moe is None:
         return {}
     flags: dict[str, Any] = {}
+    sigmoid = found.scoring_func == "sigmoid" or (found.scoring_func is None and model.moe.balance_bias)
+    if sigmoid and found.norm_topk_prob is False and model.moe.topk > 1:
+        reason = "Megatron-LM divides the sigmoid scores of a token's experts by their sum: another model"
+        raise InputError(reason, field="norm_topk_prob", value=False)
     if found.scoring_func not in (None, "softmax"):
         flags["moe_router_score_function"] = found.scoring_func
     elif found.norm_topk_prob is False:  # probabilities over all experts, not over the selected ones

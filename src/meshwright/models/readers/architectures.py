@@ -52,7 +52,7 @@ _OPTIONAL = {"head_dim": None, "num_key_value_heads": None, "layer_types": None,
 
 
 @cache
-def _class_defaults() -> dict[str, dict[str, Any]]:
+def class_defaults() -> dict[str, dict[str, Any]]:
     """Return the defaults of transformers' config classes, which benchmarks/decoders.py writes."""
     found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("class_defaults.json").read_text("utf-8"))
     return found
@@ -84,5 +84,5 @@ def aliases_of(model_type: str) -> Mapping[str, tuple[str, ...]]:
 def with_fallbacks(fields: Fields, model_type: str) -> Fields:
     """Return the fields with the defaults of the architecture's config class, if its row does not type them."""
     if model_type in BY_CLASS:
-        fields.fallbacks = {**_OPTIONAL, **_class_defaults().get(model_type, {})}
+        fields.fallbacks = {**_OPTIONAL, **class_defaults().get(model_type, {})}
     return fields
