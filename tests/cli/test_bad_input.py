@@ -93,7 +93,9 @@ def test_a_framework_does_not_apply_to_a_recipe(meshwright: Any, framework: str)
 
 
 def test_frameworks_have_did_you_mean(meshwright: Any) -> None:
-    assert "torchtitan" in refused(meshwright, "check", "llama3_8b_sft_config", "--framework=torchtitn")["fix"]
+    assert (
+        "--framework torchtitan" in refused(meshwright, "check", "llama3_8b_sft_config", "--framework=torchtitn")["fix"]
+    )
     assert meshwright("check", "llama3_8b_sft_config", "--framework=meshwright").code == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshwright import api
+from meshwright import api, host_memory
 from meshwright import dryrun as dryrun_room
 from meshwright.cli import timeline
 from meshwright.dryrun import cpu_budget
@@ -324,8 +324,8 @@ def test_free_memory_is_the_containers_where_it_has_less(tmp_path: Path, monkeyp
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(cpu_budget, "MEMINFO", tmp_path / "machine")
-    monkeypatch.setattr(cpu_budget, "CGROUPS", ((tmp_path, "most", "now", "old"), (tmp_path / "none", "a", "b", "c")))
+    monkeypatch.setattr(host_memory, "MEMINFO", tmp_path / "machine")
+    monkeypatch.setattr(host_memory, "CGROUPS", ((tmp_path, "most", "now", "old"), (tmp_path / "none", "a", "b", "c")))
     assert cpu_budget.free_gib() == pytest.approx(2.0)
     (tmp_path / "most").write_text("max")
     assert cpu_budget.free_gib() == pytest.approx(4.0)

@@ -112,7 +112,8 @@ def test_engines_in_the_words_of_the_field(meshwright: Any, typed: str, engine: 
 def test_ambiguous_and_misspelled_words_have_did_you_mean(meshwright: Any, words: Any, near: Any) -> None:
     answer = meshwright(*words, "--json")
     assert answer.code == 2
-    assert set(near) <= set(answer.json["error"]["fix"])
+    option = words[-1].partition("=")[0]
+    assert {f"{option} {one}" for one in near} <= set(answer.json["error"]["fix"])
     assert "unknown to " not in answer.err
 
 

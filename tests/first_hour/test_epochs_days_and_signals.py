@@ -7,6 +7,7 @@ import io
 import json
 import re
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -194,3 +195,24 @@ def test_files_of_the_same_speed_are_as_fast_as_each_other() -> None:
     assert "b.toml: is as fast as a.toml" in printed
     assert "What else decides: the fields that differ (checkpoint.save_every)" in printed
     assert "0 %" not in printed
+
+
+def test_the_budget_says_how_long_validation_takes(meshwright: Any, tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "why is it late? " * 20, "response": "it ships soon. " * 40}) + "\n"
+    (data := tmp_path / "chats.jsonl").write_text(row * 2000)
+    (held_out := tmp_path / "held_out.jsonl").write_text(row * 1000)
+    words = ("recommend", "qwen3-8b", "--gpus", "1xA100-80", "--goal", "lora", "--dataset", str(data), "--epochs", "2")
+    shown = meshwright(*words, f"data.validation={held_out}", "train.eval_every=4", "--json").json["budget"]["notes"]
+    (note,) = [one for one in shown if one.startswith("validation adds about")]
+    assert "which is not in these figures" in note
+    few = meshwright(*words, f"data.validation={held_out}", "train.eval_every=4", "train.eval_steps=1", "--json").json
+    (less,) = [one for one in few["budget"]["notes"] if one.startswith("validation adds about")]
+    assert "of a batch" in less
+    assert not [one for one in meshwright(*words, "--json").json["budget"]["notes"] if "validation" in one]
+
+
+def test_only_one_interval_between_checkpoints_is_advised(meshwright: Any) -> None:
+    words = ("recommend", "llama3-70b", "--gpus", "8xA100-80", "--goal", "lora", "train.global_batch_size=1024")
+    shown = meshwright(*words, "--tokens", "1B", "data.seq_length=8192", "checkpoint.save_every=100", "--json").json
+    assert [one["fix"] for one in shown["findings"] if one["rule"] == "saving.rarely"] == [["checkpoint.save_every=2"]]
+    assert not [one for one in shown["budget"]["notes"] if "checkpoint.save_every" in one]

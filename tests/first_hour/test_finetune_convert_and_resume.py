@@ -13,6 +13,7 @@ import pytest
 
 import meshwright as library
 from meshwright.engine.data.instructions import _once
+from meshwright.engine.post_training import convert as converting
 
 SFT, PEFT = "qwen3_600m_sft_config", "llama3_8b_peft_config"
 
@@ -33,7 +34,7 @@ def write_chats(path: Path, rows: int = 12) -> None:
 
 
 def test_converted_adapters_keep_their_provenance_and_a_change_of_tensors_is_refused(
-    here: Path, meshwright: Any
+    here: Path, meshwright: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_chats(here / "chats.jsonl")
     words = ("train", PEFT, "--tiny", "--dataset", "chats.jsonl", "train.steps=4", "checkpoint.save_every=2")
@@ -53,6 +54,9 @@ def test_converted_adapters_keep_their_provenance_and_a_change_of_tensors_is_ref
         step = 4 if name == "last" else 2
         assert f"| steps | {step} |" in card
         assert f" at step {step}, over " in card
+    monkeypatch.setattr(converting, "free_gib", lambda: 0.0)
+    warned = meshwright("convert", "run", "short", "--checkpoint", "2").err
+    assert "warning: the base weights of the adapters take 0.0 GiB of this machine's memory" in warned
     assert meshwright("convert", "run/model", "folder", "--merge").code == 0  # of the adapters' folder: the same card
     card, last = ((here / name / "README.md").read_text() for name in ("folder", "merged"))
     head = card.partition("Trained from")[0]

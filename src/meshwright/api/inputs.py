@@ -399,7 +399,7 @@ def validated(request: R, surface: Surface = "cli") -> R:
             raise InputError(f"has {len(value)} entries; the limit is {limits.max_entries}", field=field.name)
         if limits.choices and isinstance(value, str):
             word = value.strip()
-            found = choice(field, word)
+            found = _typed_choice(field, word, surface)
             changes[field.name] = found.value
             if found.meaning:
                 typed = f"{field.label if surface == 'cli' else field.name} {word}"
@@ -419,6 +419,17 @@ def _has_type(field: Field, value: Any) -> bool:
     if isinstance(value, int | float):
         return float in field.types or (int in field.types and isinstance(value, int))
     return isinstance(value, msgspec.Struct)  # a Recipe, a Plan
+
+
+def _typed_choice(field: Field, value: str, surface: Surface) -> choices.Synonym:
+    """Return one of the field's choices; on the command line, a fix contains the option."""
+    try:
+        return choice(field, value)
+    except InputError as error:
+        if surface != "cli" or field.input.positional:
+            raise
+        fix = tuple(f"{field.label} {one}" for one in error.fix)
+        raise InputError(error.reason, field=error.field, value=value, fix=fix) from None
 
 
 def choice(field: Field, value: str) -> choices.Synonym:

@@ -14,6 +14,7 @@ from meshwright.api import requests
 from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, sample_width, share_of_data
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
+from meshwright.api.validation_time import validation_note
 from meshwright.display import plural
 from meshwright.notes import no_notes
 from meshwright.parsing import token_budget
@@ -257,6 +258,10 @@ def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType 
     price = price_for(request, plan.question)
     width = sample_width(plan.recipe, plan.case.engine)
     tokens = token_budget(request.tokens)
-    found = planner.budget(plan.case, plan.estimate, tokens, price, epochs, width, request.days)
-    share = share_of_data(plan.recipe, plan.case.engine) if found is not None and not asked else ""
-    return msgspec.structs.replace(found, notes=(share, *found.notes)) if found is not None and share else found
+    advised = any(one.field == "checkpoint.save_every" for one in plan.findings)  # with an interval of its own
+    found = planner.budget(plan.case, plan.estimate, tokens, price, epochs, width, request.days, not advised)
+    if found is None:
+        return None
+    share = "" if asked else share_of_data(plan.recipe, plan.case.engine)
+    added = tuple(filter(None, (validation_note(plan.case, found), share)))
+    return msgspec.structs.replace(found, notes=(*added, *found.notes)) if added else found

@@ -129,6 +129,7 @@ def budget(
     epochs: Epochs | None = None,
     width: float | None = None,
     days: float | None = None,
+    advises_saves: bool = True,
 ) -> Budget | None:
     """Return days and cost of a token budget, or the tokens of these days; None if failures leave no time to train.
 
@@ -140,7 +141,7 @@ def budget(
     per_step = step_tokens(case, width)
     step_s = per_step / (float(_at_width(case, estimate, width).tokens_per_s_per_gpu) * case.cluster.world)
     if tokens is None and days is not None:
-        return _within(case, estimate, days, step_s, per_step, price)
+        return _within(case, estimate, days, step_s, per_step, price, advises_saves)
     steps = ceil(epochs.samples / case.global_batch_size) if epochs is not None else case.steps
     total = tokens if tokens is not None else float(steps * per_step)
     steps = ceil(total / per_step)
@@ -162,7 +163,7 @@ def budget(
         steps=steps,
         tokens_per_step=per_step,
         goodput=useful,
-        notes=(*deadline, *notes, *save_notes(case, useful, step_s, steps)),
+        notes=(*deadline, *notes, *(save_notes(case, useful, step_s, steps) if advises_saves else ())),
         **_spent(case, taken, price, factor),
     )
 
@@ -173,7 +174,13 @@ def step_tokens(case: Case, width: float | None = None) -> int:
 
 
 def _within(
-    case: Case, estimate: costs.Estimate, days: float, step_s: float, per_step: int, price: Price | None = None
+    case: Case,
+    estimate: costs.Estimate,
+    days: float,
+    step_s: float,
+    per_step: int,
+    price: Price | None = None,
+    advises_saves: bool = True,
 ) -> Budget | None:
     """Return the tokens that these days train; None if failures leave no time to train."""
     useful = goodput_of(case, step_s, ceil(days * DAY / step_s))
@@ -189,7 +196,11 @@ def _within(
         steps=steps,
         tokens_per_step=per_step,
         goodput=useful,
-        notes=(*few, *(batch_notes(case, total) if steps else ()), *save_notes(case, useful, step_s, steps)),
+        notes=(
+            *few,
+            *(batch_notes(case, total) if steps else ()),
+            *(save_notes(case, useful, step_s, steps) if advises_saves else ()),
+        ),
         **_spent(case, days, price, 1.0),
     )
 

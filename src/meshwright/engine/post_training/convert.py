@@ -29,6 +29,7 @@ from meshwright.engine.post_training.open_checkpoint import (
 from meshwright.engine.rank_env import Process
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError
+from meshwright.host_memory import GIB, free_gib
 from meshwright.models import load_config, quantization_of
 from meshwright.notes import note
 from meshwright.recipes.types import Kernels, Layout, Recipe
@@ -260,9 +261,23 @@ def _export_with_engine(
     preload = preloaded(family, family.read_config(config))
     what = "merging the adapters and writing the model" if options.merge else "writing"
     stage(f"convert: loading {checkpoint} into the model and {what}")
+    if initial_weights is not None:
+        _warn_of_little_memory(Path(initial_weights))
     processes.fork(
         1, _export_rank, single_rank, config, str(checkpoint), initial_weights, str(folder), options, preload=preload
     )
+
+
+def _warn_of_little_memory(weights: Path) -> None:
+    """Warn if the base weights are larger than the free memory of this machine, which then may kill the command."""
+    from meshwright.engine.metrics.jsonl import warn
+
+    needed, free = sum(file.stat().st_size for file in weights.glob("*.safetensors")) / GIB, free_gib()
+    if free is not None and needed > free:
+        warn(
+            f"the base weights of the adapters take {needed:.1f} GiB of this machine's memory, and {free:.1f} GiB are "
+            "free: the command may be killed; free memory, add swap, or convert on a larger machine"
+        )
 
 
 def _base_weights(checkpoint: Path, recipe: Recipe) -> str:
