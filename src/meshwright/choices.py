@@ -19,6 +19,8 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 FRONT_ENDS = ("axolotl", "llama-factory", "ms-swift", "trl")  # whose files are checked, and nothing is exported to
 CHECKED_ONLY = ("megatron-deepspeed",)  # frameworks whose files are read, and nothing is exported to
+CLOSED_KINDS = ("goals", "engines", "frameworks")
+"""Kinds of completed names that are all there are; the others accept a file too."""
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 FORMATS: tuple[RecipeFormat, ...] = get_args(RecipeFormat)
 REPORT_FORMATS = ("text", "json", "sarif", "github")

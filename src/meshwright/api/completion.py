@@ -42,8 +42,6 @@ NAMES: dict[str, Callable[[str], Iterable[str]]] = {
     "frameworks": lambda _: frameworks.NAMES,
 }
 """The names to complete, by kind."""
-CLOSED_KINDS = ("goals", "engines", "frameworks")
-"""The kinds whose names are all there are; the others accept a file too."""
 
 
 def starting_with(kind: str, typed: str) -> list[str]:
