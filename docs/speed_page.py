@@ -74,18 +74,19 @@ throughout (about 1.5 of 1.98 GHz), so energy per token is what counts (mJ, last
 
 def _as_typed() -> str:
     """What users type, measured: `recommend` and the command that it prints."""
-    found = json.loads((RESULTS / "as_typed_h200_2026-11-18.json").read_text())
+    runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("as_typed_h200_*.json"))]
     text = f"""
 ## As typed
 
-{found["hardware"]}, {found["date"]}; `{found["made_by"]}`: what `recommend` prints, run as `bench` for 8 steps.
+{runs[0]["hardware"]}; `{runs[0]["made_by"]}`: what `recommend` prints, run as `bench` for 8 steps.
 Estimates are those of `bench`, as a difference from what was measured; memory is what the allocator reserved.
 
 """
     return text + table(
-        ("asked or typed", "tokens/s", "MFU", "estimate", "allocated GiB", "reserved GiB", "estimate"),
+        ("date", "asked or typed", "tokens/s", "MFU", "estimate", "allocated GiB", "reserved GiB", "estimate"),
         [
             (
+                found["date"],
                 f"`{row['case']}`",
                 f"{row['tokens_per_s']:,.0f}",
                 f"{row['mfu']:.0%}",
@@ -94,6 +95,7 @@ Estimates are those of `bench`, as a difference from what was measured; memory i
                 f"{row['memory_gib']['reserved']:.1f}",
                 f"{row['estimate']['memory_gib'] / row['memory_gib']['reserved'] - 1:+.0%}",
             )
+            for found in runs
             for row in found["rows"]
         ],
     )

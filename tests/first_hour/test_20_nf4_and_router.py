@@ -29,7 +29,9 @@ from meshwright.engine.model import adapters
 from meshwright.engine.model.adapters import full_tensor
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.model.init import InitSpec
+from meshwright.engine.post_training import perplexity
 from meshwright.engine.trainer import Trainer
+from meshwright.notes import collected_notes
 from meshwright.recipes import types
 
 # NF4
@@ -404,3 +406,10 @@ def test_padding_is_left_out_of_balancing_losses_in_every_layout(name: str, bala
 def test_padding_is_all_after_the_last_target() -> None:
     loss_mask = np.array([[0, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=np.bool_)
     assert tokens_up_to_last_target(loss_mask).sum(1).tolist() == [5, 0, 6]
+
+
+@pytest.mark.parametrize(("peft", "said"), [(QLORA, True), (PEFT, False)])
+def test_evaluate_says_that_adapters_beside_4_bits_are_merged_before_rounding(peft: types.Peft, said: bool) -> None:
+    with collected_notes() as printed:
+        perplexity._note_merged(recipe(peft=peft))
+    assert bool(printed) == said

@@ -98,6 +98,8 @@ def evaluate(
         held_out = held_out_set(recipe)
         if held_out is None:
             raise _no_held_out_data(recipe.data, path)
+        if found.type == "checkpoint" and not base:
+            _note_merged(recipe_of(resolve_checkpoint(found))[0])
         _warn_beyond_positions(recipe)
         stage(f"evaluate: loading the model and measuring its loss on {held_out.dataset}")
         measured = _measure(recipe, folder, world, nproc, samples)
@@ -140,6 +142,15 @@ def _require_tokenizer(recipe: Recipe, folder: Path, path: str) -> None:
     reads_text = not is_diffusion(recipe) and any(is_text(name) for name in names)
     if reads_text and recipe.data.tokenizer == str(folder):
         require_tokenizer(folder, path, "data.tokenizer=FOLDER with tokenizer.json and tokenizer_config.json")
+
+
+def _note_merged(trained: Recipe) -> None:
+    """Say that adapters trained beside weights in 4 bits are evaluated in the model that `convert --merge` writes."""
+    if trained.goal == "peft" and trained.peft.method == "qlora":
+        note(
+            "adapters are evaluated merged into the weights before their rounding to 4 bits, as convert --merge writes "
+            "them; the run's own validation loss is that of the rounded weights"
+        )
 
 
 def _positions(folder: Path) -> int:
