@@ -61,6 +61,11 @@ def base_name(folder: str) -> str:
     return name.removeprefix("models--").replace("--", "/", 1) if name.startswith("models--") else folder
 
 
+def tokenizer_download(model_id: str) -> str:
+    """Return the command that downloads a model's tokenizer and chat template."""
+    return f"hf download {model_id} --include '*token*' --include '*.jinja'"
+
+
 def is_cached(model_id: str) -> bool:
     """Return whether a model or tokenizer of this id was downloaded."""
     return _cached_folder(model_id).is_dir()

@@ -279,7 +279,7 @@ def test_a_training_lists_all_lines_that_are_no_documents(tmp_path: Path, tokeni
     jsonl(path, [{"content": "one", "title": "two"}])
     with pytest.raises(InputError, match="it has content, title") as error:
         open_source(pretraining(str(path), tokenizer=tokenizer), VOCAB)
-    assert error.value.fix[0] == "data.columns.text=COLUMN"
+    assert error.value.fix[0] == "data.columns.text=content"
 
 
 def test_unknown_datasets_and_out_of_vocabulary_tokens_are_rejected(tmp_path: Path, tokenizer: str) -> None:

@@ -127,6 +127,6 @@ def test_every_sample_counts_exactly_as_often(epochs: float, size: int, batch: i
 
 def test_few_passes_are_not_warned_about() -> None:
     recipe = overrides.apply(load(RECIPE), ["train.steps=10", "train.global_batch_size=8"])
-    assert repeat_warning(recipe, 16) == ""
-    assert repeat_warning(recipe, None) == ""
-    assert "80 times" in repeat_warning(recipe, 1)
+    assert repeat_warning(recipe, 16, 1) == ""
+    assert repeat_warning(recipe, None, 1) == ""
+    assert "80 times" in repeat_warning(recipe, 1, 1)

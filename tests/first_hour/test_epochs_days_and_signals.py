@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 from meshwright.cli.run import run
+from meshwright.engine.epochs import repeat_warning
+from meshwright.recipes import load
+from meshwright.recipes.overrides import change
+from meshwright.rules.repeated_data import usual_epochs
 
 CHECKOUT = "/shared/checkout"
 ENGINES = ("megatron-lm", "megatron-bridge", "torchtitan", "automodel", "kempnerforge", "accelerate", "deepspeed")
@@ -216,3 +220,19 @@ def test_only_one_interval_between_checkpoints_is_advised(meshwright: Any) -> No
     shown = meshwright(*words, "--tokens", "1B", "data.seq_length=8192", "checkpoint.save_every=100", "--json").json
     assert [one["fix"] for one in shown["findings"] if one["rule"] == "saving.rarely"] == [["checkpoint.save_every=2"]]
     assert not [one for one in shown["budget"]["notes"] if "checkpoint.save_every" in one]
+
+
+@pytest.mark.parametrize(("samples", "micro", "dp"), [(93, 16, 1), (93, 2, 4), (40, 1, 8), (3, 1, 1), (100_000, 1, 8)])
+def test_the_usual_epochs_have_enough_steps(samples: int, micro: int, dp: int) -> None:
+    fields, steps = usual_epochs(samples, 2048, micro, dp)
+    batch = fields.get("train.global_batch_size", 2048)
+    assert batch % (fields.get("layout.micro_batch_size", micro) * dp) == 0
+    assert steps == -(-3 * samples // batch)
+    assert steps >= min(10, 3 * samples // dp)
+
+
+def test_a_repeated_text_of_few_samples_names_the_batch() -> None:
+    changes = {"train.steps": 500_000, "train.global_batch_size": 2048, "layout.micro_batch_size": 16}
+    recipe, _ = change(load("llama3_8b_pretrain_config"), changes)
+    assert repeat_warning(recipe, 93, 1).endswith("fix: train.epochs=3 train.global_batch_size=16, 18 steps")
+    assert repeat_warning(recipe, 4096, 1).endswith("fix: train.epochs=3 or train.steps=6")

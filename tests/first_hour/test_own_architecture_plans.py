@@ -95,12 +95,12 @@ def test_keys_that_are_not_read_are_named(changes: dict[str, Any], said: str) ->
     name = written(config, "-".join(changes))
     answer = call("inspect", f"{name}/config.json")
     assert answer.code == 0
-    assert f"not read for llama: {said}; all figures are without it" in answer.err
+    assert f"llama models have no {said}: all numbers are computed without th" in answer.err
 
 
 def test_a_shared_expert_that_the_type_does_not_have_is_named() -> None:
     answer = call("recommend", written({**MOE, "shared_expert_intermediate_size": 1536}, "shared"), "--gpus", "8xH100")
-    assert "not read for qwen3_moe: shared_expert_intermediate_size" in answer.err + json.dumps(answer.json)
+    assert "qwen3_moe models have no shared_expert_intermediate_size" in answer.err + json.dumps(answer.json)
     off = call("inspect", written({**MOE, "shared_expert_intermediate_size": 0}, "off"))
     assert "not read" not in off.err
 

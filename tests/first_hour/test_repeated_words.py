@@ -120,7 +120,7 @@ def test_tokenize_reads_csv_as_train_does(meshwright: Any) -> None:
         for part in ("00000.tokens", "00000.ends"):
             assert Path(f"{name}-tokens", part).read_bytes() == Path("t.jsonl-tokens", part).read_bytes(), name
     other = meshwright("tokenize", "t.csv", "--tokenizer", "bytes", "--out", "other", "--column", "body")
-    assert (other.code, "t.csv has no such column; it has id, text" in other.err) == (2, True)
+    assert (other.code, "t.csv: has no 'body'; it has id, text" in other.err) == (2, True)
     Path("bad.csv").write_text("id,text\n1,one\n2,two,three\n3,three\n")
     words = ("tokenize", "bad.csv", "--tokenizer", "bytes", "--out", "bad")
     assert "bad.csv:3: the row does not have the header's 2 columns" in meshwright(*words).err

@@ -27,11 +27,10 @@ from meshwright.recipes.replacements import bytes_per_token
 from meshwright.recipes.types import Data, Engine, Recipe, recipe_fields
 from meshwright.rules import Finding
 from meshwright.rules.data import few_steps, needs_equal_lengths, streams_unknown_lengths
+from meshwright.rules.repeated_data import MANY_PASSES, USUAL_EPOCHS, usual_epochs
 
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
 MAX_TOKENIZED_BYTES = 2**24  # larger files are tokenized by samples and train only
-MANY_PASSES = 5  # as train warns
-USUAL_EPOCHS = 3
 WINDOW_STEPS = 64  # in which the engine groups samples by length
 OUR_ENGINE: Engine = "meshwright"
 FEW_UPDATES, USUAL_UPDATES = 50, 100  # of a fine-tuning; with fewer, an adapter is hardly trained
@@ -163,7 +162,7 @@ def sample_width(recipe: Recipe, engine: Engine = OUR_ENGINE) -> float | None:
     return float(np.minimum(rounded, recipe.data.seq_length).mean())
 
 
-def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
+def dataset_notes(recipe: Recipe, dp: int) -> tuple[str, ...]:
     """Return how many samples the user's dataset has and how often the run repeats them, or that it is not here."""
     name = recipe.data.dataset
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
@@ -172,8 +171,8 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     if found:  # errors and missing validation data are findings of the plan
         missing = tuple(one.message for one in found if one.severity != "error")
         of_data = any(one.field.startswith("data.dataset") or one.severity == "error" for one in found)
-        return missing if of_data else (*missing, *_delimiter_notes(recipe), *_count_notes(recipe))
-    return (*_delimiter_notes(recipe), *_count_notes(recipe))
+        return missing if of_data else (*missing, *_delimiter_notes(recipe), *_count_notes(recipe, dp))
+    return (*_delimiter_notes(recipe), *_count_notes(recipe, dp))
 
 
 def _delimiter_notes(recipe: Recipe) -> Iterable[str]:
@@ -182,7 +181,7 @@ def _delimiter_notes(recipe: Recipe) -> Iterable[str]:
     return (found,) if found else ()
 
 
-def _count_notes(recipe: Recipe) -> tuple[str, ...]:
+def _count_notes(recipe: Recipe, dp: int) -> tuple[str, ...]:
     """Return how many samples the user's dataset has and how often the run repeats them."""
     name, train = recipe.data.dataset, recipe.train
     counted = _count(recipe)
@@ -195,9 +194,12 @@ def _count_notes(recipe: Recipe) -> tuple[str, ...]:
     passes = train.steps * train.global_batch_size / counted.samples
     if passes <= MANY_PASSES:
         return (f"{name}: {counted.text}",)
+    fields, steps = usual_epochs(int(counted.samples), train.global_batch_size, recipe.layout.micro_batch_size, dp)
+    usual = " ".join(f"{key}={value}" for key, value in fields.items())
+    taken = f": {plural(steps, 'step')}" if len(fields) > 1 else ""
     return (
         f"{name}: {counted.text}; train.steps={train.steps} with {plural(train.global_batch_size, 'sample')} each "
-        f"repeat them {passes:,.0f} times; train.epochs={USUAL_EPOCHS} is usual",
+        f"repeat them {passes:,.0f} times; {usual} is usual{taken}",
     )
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 
-from meshwright.api.dataset_length import MANY_PASSES, USUAL_EPOCHS, epochs_of, own_lengths
+from meshwright.api.dataset_length import epochs_of, own_lengths
 from meshwright.display import plural
 from meshwright.frameworks import Settings
 from meshwright.recipes.padding import padding_of
 from meshwright.recipes.types import Engine, Recipe
+from meshwright.rules.repeated_data import MANY_PASSES, USUAL_EPOCHS
 
 FIRST_ROWS = "max_samples"
 HELD_OUT = ("val_size", "val_set_size", "split_dataset_ratio")

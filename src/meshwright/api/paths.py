@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshwright.errors import InputError, closest, some
 from meshwright.file_access import missing_path
-from meshwright.hub import is_cached
+from meshwright.hub import hub_cache, is_cached, tokenizer_download
 from meshwright.models import not_a_model
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe
@@ -21,6 +21,12 @@ FILE_SUFFIXES = (
 )
 PRETRAINED = "checkpoint.pretrained"
 CHECKPOINTS = "checkpoints"  # the folder of checkpoints in a run
+_TOKENIZER = tokenizer_download("{name}")
+DOWNLOADS: Mapping[str | None, tuple[str, ...]] = {  # for an id that is not in the local cache
+    "tokenizer": (_TOKENIZER, "--tokenizer FOLDER", "--tokenizer bytes"),
+    "data.tokenizer": (_TOKENIZER, "data.tokenizer=FOLDER", "data.tokenizer=bytes"),
+    PRETRAINED: ("hf download {name}", f"{PRETRAINED}=FOLDER"),
+}
 NOT_A_FOLDER = ("random", "bytes")  # values of checkpoint.pretrained and data.tokenizer
 
 
@@ -70,8 +76,20 @@ def check_folder(name: str, field: str) -> None:
     """Raise InputError for a folder that does not exist, unless it is the id of a downloaded model."""
     if not name or name in NOT_A_FOLDER or Path(name).expanduser().exists():
         return
-    if looks_like_path(name) or not (is_cached(name) or "/" in name):
-        raise missing_path(name, field)
+    if is_cached(name) and not looks_like_path(name):
+        return
+    if looks_like_path(name) or "/" not in name:
+        raise _missing_download(missing_path(name, field))
+
+
+def _missing_download(error: InputError) -> InputError:
+    """Return the error of a missing folder; a word such as gpt2 may also be the id of a model of the hub."""
+    name, download = str(error.value), DOWNLOADS.get(error.field)
+    if download is None or looks_like_path(name):
+        return error
+    reason = f"no such folder, and no model of this id in the local Hugging Face cache ({hub_cache()})"
+    fix = (*error.fix, *(one.format(name=name) for one in download))
+    return InputError(reason, field=error.field, value=name, fix=fix)
 
 
 def looks_like_path(name: str) -> bool:

@@ -254,7 +254,7 @@ def contract_part(plan: Plan) -> Contract:
 
 def _notes(plan: Plan) -> tuple[str, ...]:
     """Return a plan's notes, and how many samples a dataset of the user's own has."""
-    return (*plan.notes, *(dataset_notes(plan.recipe) if has_own_data(plan) else ()))
+    return (*plan.notes, *(dataset_notes(plan.recipe, int(plan.case.dp)) if has_own_data(plan) else ()))
 
 
 def estimate_response(plan: Plan, request: requests.Estimate | None = None) -> PlanResponse:

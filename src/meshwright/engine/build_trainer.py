@@ -59,7 +59,7 @@ def _samples_per_epoch(spec: RankSpec, source: Source) -> int | None:
     if spec.recipe.data.streaming:  # counting them would read the data
         return None
     size = known_size(source, MOST_SAMPLES)
-    if rank() == 0 and spec.total_samples is None and (text := repeat_warning(spec.recipe, size)):
+    if rank() == 0 and spec.total_samples is None and (text := repeat_warning(spec.recipe, size, int(spec.case.dp))):
         warn(text)
     return size
 

@@ -17,9 +17,8 @@ from meshwright.errors import InputError
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe
 from meshwright.rules.learning_rate import is_long_warmup, short_warmup
+from meshwright.rules.repeated_data import MANY_PASSES, usual_epochs
 
-MANY_PASSES = 5  # more than this over the same samples memorizes them
-USUAL_EPOCHS = 3
 MOST_SAMPLES = 1 << 62
 
 
@@ -78,16 +77,17 @@ def repeats(recipe: Recipe, samples_per_epoch: int) -> float:
     return recipe.train.steps * recipe.train.global_batch_size / samples_per_epoch
 
 
-def repeat_warning(recipe: Recipe, samples_per_epoch: int | None) -> str:
+def repeat_warning(recipe: Recipe, samples_per_epoch: int | None, dp: int) -> str:
     """Return the warning for a run that repeats its data many times; empty if it does not."""
     if not samples_per_epoch or (passes := repeats(recipe, samples_per_epoch)) <= MANY_PASSES:
         return ""
     steps, batch = recipe.train.steps, recipe.train.global_batch_size
-    fewer = max(1, ceil(USUAL_EPOCHS * samples_per_epoch / batch))
+    usual, fewer = usual_epochs(samples_per_epoch, batch, recipe.layout.micro_batch_size, dp)
+    first = " ".join(f"{key}={value}" for key, value in usual.items())
     return (
         f"train.steps={steps} with {plural(batch, 'sample')} each repeat the {plural(samples_per_epoch, 'sample')} of "
         f"{' + '.join(recipe.data.blend) or recipe.data.dataset} {passes:,.0f} times; "
-        f"fix: train.epochs={USUAL_EPOCHS} or train.steps={fewer}"
+        f"fix: {first}" + (f" or train.steps={fewer}" if len(usual) == 1 else f", {plural(fewer, 'step')}")
     )
 
 

@@ -563,5 +563,6 @@ def _from_path(text: str) -> ModelSpec:
     note_unknown_class(config, name or text)
     if unread:
         own = ", and the code that auto_map names is never run" if config.get("auto_map") else ""
-        note(f"{text}: not read for {spec.model_type}: {', '.join(unread)}; all figures are without it{own}")
+        without = "all numbers are computed without " + ("this key" if len(unread) == 1 else "these keys")
+        note(f"{text}: {spec.model_type} models have no {', '.join(unread)}: {without}{own}")
     return spec

@@ -7,13 +7,12 @@ from meshwright.recipes.padding import padding_of
 from meshwright.recipes.text_data import INSTRUCTION_SETS as INSTRUCTIONS
 from meshwright.rules.memory import MEMORY_FIXES
 from meshwright.rules.model_families import is_glm45, is_qwen3_next, is_qwen35
+from meshwright.rules.repeated_data import ENOUGH_STEPS, FEW_STEPS, smaller_batches
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import not_
 
 IMAGE_SETS = ("cord-v2", "medpix", "raven", "rdr", "llava-video-178k", "local-vlm")
 MOCK = "mock"
-FEW_STEPS = 4  # of all epochs; below it, training ends before the optimizer's moments mean anything
-ENOUGH_STEPS = 10
 SHORTEST = 256  # tokens of a packed sample that a fix may set
 
 
@@ -292,9 +291,7 @@ def anneal_incomplete(c: Case) -> Column:
 
 def _smaller_batches(c: Case) -> list[int]:
     """Return batches that make ENOUGH_STEPS of the counted samples, the largest first; else the smallest there is."""
-    unit = int(c.micro_batch_size * c.dp)
-    most = int(c.epoch_samples) // ENOUGH_STEPS // unit
-    return [unit * n for n in dict.fromkeys((1 << (max(most, 1).bit_length() - 1), max(most, 1), 1))]
+    return smaller_batches(int(c.epoch_samples), int(c.micro_batch_size * c.dp))
 
 
 def _smallest_batches(c: Case) -> list[int]:

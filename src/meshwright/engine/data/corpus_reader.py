@@ -6,7 +6,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from meshwright.engine.data import csv_format
 from meshwright.engine.data.column_schemas import spelled_column
 from meshwright.engine.data.files import COMPRESSED, csv_rows, longest_suffix, require_package
+from meshwright.engine.data.missing_column import MissingColumnError, missing_column
 from meshwright.engine.data.workers import map_in_order, worker_pool
-from meshwright.errors import InputError, closest, some
+from meshwright.errors import InputError
 from meshwright.file_access import missing_path
 from meshwright.recipes.types import Documents
 
@@ -31,7 +32,6 @@ TABLE_ROWS = 1024  # rows of a table read at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 INPUTS = "inputs"  # field named in errors
 BadLines = Literal["refuse", "skip"]
-NO_COLUMN = "has no "  # start of the reason of a line without the column of texts
 # How a text file is split into documents. auto: at separators if its beginning has any, else at blank lines.
 HEAD_BYTES = 1 << 20
 SEPARATOR = re.compile(rb"\f|^<\|endoftext\|>[ \t\r]*$", re.MULTILINE)
@@ -165,10 +165,8 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
             continue
         column = spelled_column(column, row)
         if column not in row:
-            suggestions = closest(column, row)
-            listed = [name if isinstance(one, str) else f"{name} ({_describe_type(one)})" for name, one in row.items()]
-            others = f"; did you mean {suggestions[0]!r}?" if suggestions else f"; it has {some(listed)}"
-            yield _BadValue(f"{NO_COLUMN}{column!r}{others}")
+            kinds = {name: "" if isinstance(one, str) else _describe_type(one) for name, one in row.items()}
+            yield _BadValue(missing_column(column, kinds))
         else:
             value = row[column]
             yield value if isinstance(value, str) else _BadValue(f"{column!r} is {_describe_type(value)}, not text")
@@ -309,7 +307,7 @@ def _table_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
     parquet = require_package("pyarrow.parquet", INPUTS)
     try:
         with parquet.ParquetFile(path) as table:
-            column = _require_column(path, column, table.schema_arrow.names)
+            column = _require_column(path, column, _kinds(table.schema_arrow))
             first, size = 1, path.stat().st_size
             for rows in table.iter_batches(batch_size=TABLE_ROWS, columns=[column]):
                 read = size * (first - 1 + len(rows)) // max(table.metadata.num_rows, 1)
@@ -326,7 +324,7 @@ def _csv_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
         values: list[Any] = []
         for line, row in enumerate(some_rows, first):
             if isinstance(row, dict):
-                values.append(row[_require_column(path, column, list(row))])
+                values.append(row[_require_column(path, column, dict.fromkeys(row, ""))])
             else:  # its location is another line if cells have line breaks
                 values.append(_BadValue("empty" if row is None else row.reason.removeprefix(f"{path}:{line}: ")))
         read = min(read + sum(len(one) for one in values if isinstance(one, str)), size)
@@ -334,12 +332,16 @@ def _csv_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
         first += len(some_rows)
 
 
-def _require_column(path: Path, column: str, names: Sequence[str]) -> str:
-    """Return the column of the file that is meant; raise InputError if there is none."""
-    column = spelled_column(column, names)
-    if column not in names:
-        reason = f"{path} has no such column; it has {', '.join(names)}"
-        raise InputError(reason, field="text_column", value=column, fix=closest(column, names))
+def _kinds(schema: Any) -> dict[str, str]:
+    """Return the columns of an Arrow schema, with the types of those that are not text."""
+    return {one.name: "" if "string" in str(one.type) else f"of type {one.type}" for one in schema}
+
+
+def _require_column(path: Path, column: str, kinds: Mapping[str, str]) -> str:
+    """Return the column of the file that is meant; raise MissingColumnError if there is none."""
+    column = spelled_column(column, kinds)
+    if column not in kinds:
+        raise MissingColumnError(path, column, kinds)
     return column
 
 

@@ -10,6 +10,7 @@ from meshwright.engine.data.blend import Blend, apply_temperature
 from meshwright.engine.data.corpus_reader import SUFFIXES
 from meshwright.engine.data.finite import MAX_BATCHES, Union
 from meshwright.engine.data.megatron_files import megatron_prefix, open_megatron
+from meshwright.engine.data.missing_column import MissingColumnError
 from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET, Mock
 from meshwright.engine.data.sample_types import Source, no_validation_data
 from meshwright.engine.data.shards import (
@@ -175,7 +176,7 @@ def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | 
     check_ids(tokenizer, vocab)
     try:
         return tokenize_cached(path, tokenizer, text_column(recipe.data), recipe.data.documents)
-    except BadLineError as error:  # the options of tokenize are not those of a training
+    except (BadLineError, MissingColumnError) as error:  # the options of tokenize are not those of a training
         lines = bad_lines(path, recipe.data) or [error.reason]
         raise bad_lines_error(lines, path, recipe.data, field) from None
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshwright.engine.data.corpus_reader import NO_COLUMN, SUFFIXES, Block, blocks, documents_in, find_text_files
+from meshwright.engine.data.corpus_reader import SUFFIXES, Block, blocks, documents_in, find_text_files
 from meshwright.engine.data.files import FIELD, longest_suffix
 from meshwright.engine.data.megatron_files import megatron_prefix
+from meshwright.engine.data.missing_column import MissingColumnError, columns_meant, is_missing_column
 from meshwright.engine.data.row_errors import SHOWN_ERRORS, without_rows
 from meshwright.engine.data.shards import is_shard_folder
 from meshwright.errors import InputError, some
 from meshwright.recipes.types import Data
 
-ONLY_COLUMN = re.compile(r"(?:; it has |did you mean ')(\w+)(?:$|'\?)")
 READ_BYTES = 32 << 20  # of a dataset's text that are read for an answer that should be instant
 
 
@@ -30,7 +29,7 @@ def bad_lines(path: Path, data: Data) -> list[str]:
     """Return the location and reason of every line of a dataset's first texts that is not a document."""
     files, found, read = find_text_files([str(path)]), list[str](), 0
     column = text_column(data)
-    for block in blocks(files, column, data.documents):
+    for block in _blocks(files, column, data, found):
         bad: list[tuple[int, str]] = []
         for _ in documents_in(block, column, bad):
             pass
@@ -41,9 +40,17 @@ def bad_lines(path: Path, data: Data) -> list[str]:
     return found
 
 
+def _blocks(files: Sequence[Path], column: str, data: Data, found: list[str]) -> Iterator[Block]:
+    """Yield the blocks up to a table without the column, which is added to what is wrong."""
+    try:
+        yield from blocks(files, column, data.documents)
+    except MissingColumnError as error:
+        found.append(error.reason)
+
+
 def bad_lines_error(lines: Sequence[str], path: Path, data: Data, field: str = FIELD) -> InputError:
     """Return the error of lines that are not documents, with what leaves them out or reads them."""
-    if f": {NO_COLUMN}" in lines[0]:
+    if is_missing_column(lines[0]):
         return InputError(_listed(lines), field, str(path), _with_column(lines[0], path, data, field))
     fix = without_rows(lines) if path.is_file() else ()  # in a folder, the file without them would be read too
     return InputError(_listed(lines), field, str(path), (*fix, _tokenizing(path, data, text_column(data))))
@@ -55,13 +62,14 @@ def _listed(lines: Sequence[str]) -> str:
 
 def _with_column(line: str, path: Path, data: Data, field: str) -> tuple[str, ...]:
     """Return what reads rows whose texts are in another column: data.columns is that of the training data, too."""
-    only = ONLY_COLUMN.search(line)
-    column = only[1] if only else "COLUMN"
+    columns = columns_meant(line) or ("COLUMN",)
+    column = columns[0]
     if field != FIELD:
         return (f"{_tokenizing(path, data, column, skips=False)}, then {field}=TOKENS",)
-    skips = ":1:" not in line  # the first row has it
+    skips = not (":1:" in line or line.startswith(f"{path}: "))  # the first row has it
     read = _tokenizing(path, data, text_column(data) if skips else column, skips)
-    return f"data.columns.text={column}", "--goal sft or --goal peft, if its rows are conversations", read
+    set_column = [f"data.columns.text={one}" for one in columns]
+    return *set_column, "--goal sft or --goal peft, if its rows are conversations", read
 
 
 def text_column(data: Data) -> str:

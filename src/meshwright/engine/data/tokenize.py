@@ -29,6 +29,7 @@ from meshwright.engine.data.corpus_reader import (
 )
 from meshwright.engine.data.files import longest_suffix
 from meshwright.engine.data.megatron_files import write_stream
+from meshwright.engine.data.missing_column import columns_meant, is_missing_column
 from meshwright.engine.faults import RunError
 from meshwright.engine.fsync import atomic_folder, require_empty
 from meshwright.engine.metrics.jsonl import log
@@ -274,7 +275,8 @@ class BadLineError(InputError):
     """A line that is no document."""
 
     def __init__(self, path: Path, line: int, reason: str) -> None:
-        fix = ("correct the line", "--skip-bad-lines (they are counted and listed)", "--column NAME")
+        column = [f"--column {one}" for one in columns_meant(reason)] if is_missing_column(reason) else ()
+        fix = (*column, "correct the line", "--skip-bad-lines (they are counted and listed)")
         super().__init__(f"{path}:{line}: {reason}", fix=fix)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.engine.data import byte_level
 from meshwright.errors import InputError, first_line
 from meshwright.file_access import missing_path, neighbours
-from meshwright.hub import cached_snapshot
+from meshwright.hub import cached_snapshot, tokenizer_download
 from meshwright.models.catalogue import find, is_path
 from meshwright.notes import note
 from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
@@ -145,7 +145,7 @@ def _load_error(name: str, cached: bool, error: Exception) -> InputError:
     if cached:
         near = neighbours(Path(name))
         reason = f"not a folder{f' (did you mean {near[0]}?)' if near else ''} and not in the local Hugging Face cache"
-        fix = (*near[:1], f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
+        fix = (*near[:1], tokenizer_download(name), *_folder_fix())
         return InputError(reason, field=FIELD, value=name, fix=fix)
     reason = "no tokenizer in this folder" if "backend tokenizer" in str(error) else f"cannot read: {first_line(error)}"
     return InputError(reason, field=FIELD, value=name, fix=(*_folder_fix(), BYTES))
