@@ -73,7 +73,7 @@ SKIPPED = ("costs/measurements", "costs/runs_table", "costs/accuracy", "__init__
 EQUIVALENT = {
     ("flops.py", "visible * 1.0", "(visible / 1.0)"): "one",
     (
-        "sizing.py",
+        "smallest_cluster.py",
         "least_state_gib(case) * case.cluster.world",
         "(least_state_gib(case) / case.cluster.world)",
     ): "a bound that saves searches in vain: with a lower one they are made and find nothing",

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.parsing import price_per_hour, token_budget
-from meshwright.planner.sizing import gpu_counts
+from meshwright.planner.gpu_counts import gpu_counts
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from meshwright.planner import (
 )
 from meshwright.planner.batch_rate import LAWS, scaled_lr
 from meshwright.planner.budget import MANY_STEPS, Epochs, batch_notes, steps_notes
-from meshwright.planner.sizing import _node_of
+from meshwright.planner.gpu_counts import gpu_counts, node_of
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.overrides import apply
@@ -72,7 +72,7 @@ def numbers() -> Iterator[tuple[str, Any]]:
         )
         yield f"counts near {world}", [list(divisors.nearby_counts(world, node))[:24] for node in (1, 4, 8)]
     yield "last counts near 200", [list(divisors.nearby_counts(200, node))[-8:] for node in (4, 8)]
-    yield "counts to size", [sizing.gpu_counts(node, most) for node, most in ((1, 40), (4, 64), (8, 8), (8, 700))]
+    yield "counts to size", [gpu_counts(node, most) for node, most in ((1, 40), (4, 64), (8, 8), (8, 700))]
     yield (
         "scaled",
         [
@@ -213,7 +213,7 @@ def plans() -> Iterator[tuple[str, Any]]:
     plan = plan_of("qwen3-1.7b", "2xRTX4090")
     yield "plan", [text.split() for _, text in plan.summary()]
     yield "adapters", [text.split() for _, text in plan_of("qwen3-1.7b", "2xRTX4090", "peft").summary()]
-    yield "described", [_node_of(replace(plan.question, cluster=cluster(on), cluster_ref=ref, assumed=()))
+    yield "described", [node_of(replace(plan.question, cluster=cluster(on), cluster_ref=ref, assumed=()))
                         for on, ref in product(("2xH100", "3x4xH100", "16xH100"), ("", "mine"))]  # fmt: skip
     for price in (None, planner.Price(2.0, "EUR")):
         for tokens in (None, 1e9):

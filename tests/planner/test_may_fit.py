@@ -8,7 +8,7 @@ import pytest
 from tests.each import each
 
 from meshwright import clusters, models, planner
-from meshwright.planner import Question, levers, sizing
+from meshwright.planner import Question, levers, smallest_cluster
 from meshwright.planner.baseline import Baseline
 from meshwright.planner.may_fit import MayFit
 from meshwright.planner.plan import Plan
@@ -32,7 +32,7 @@ def smallest(question: Any, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     plan = planned(*question)
     found = planner.smallest_fit(plan, question[-1], most)
     every = frozenset(range(1, most + 1))
-    monkeypatch.setattr(sizing, "may_fit", lambda *_: MayFit(every, every))
+    monkeypatch.setattr(smallest_cluster, "may_fit", lambda *_: MayFit(every, every))
     assert planner.smallest_fit(plan, question[-1], most) == found
     assert found.cluster is not None
 
@@ -52,17 +52,17 @@ def test_the_smallest_of_many_clusters_is_that_of_a_search_of_every_count(
     smallest(question, monkeypatch, most=256)
 
 
-def searched(plan: Plan) -> tuple[list[int], sizing.Smallest]:
+def searched(plan: Plan) -> tuple[list[int], smallest_cluster.Smallest]:
     """Return the counts that are searched for the smallest cluster, and the clusters found."""
     counts: list[int] = []
-    search = sizing._needs_offload
+    search = smallest_cluster._needs_offload
 
     def counted(baseline: Baseline, *held: bool) -> bool | None:
         counts.append(baseline.case.cluster.world)
         return search(baseline, *held)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizing, "_needs_offload", counted)
+        patch.setattr(smallest_cluster, "_needs_offload", counted)
         return counts, planner.smallest_fit(plan)
 
 

@@ -41,14 +41,16 @@ from meshwright.planner.storage import Storage
 if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
     from meshwright.planner.reliability import Reliability
-    from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
+    from meshwright.planner.sizing import Compared, Size, Sizing, compare, size
+    from meshwright.planner.smallest_cluster import smallest_fit
 
 __getattr__ = LazyNames(
     __name__,
     {
         "planner.ranking": "Dropped Ranking rank_layouts",
         "planner.reliability": "Reliability",
-        "planner.sizing": "Compared Size Sizing compare size smallest_fit",
+        "planner.sizing": "Compared Size Sizing compare size",
+        "planner.smallest_cluster": "smallest_fit",
     },
 )
 __all__ = [

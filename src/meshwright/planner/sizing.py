@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
 
 from meshwright import costs
-from meshwright.clusters import Assumption, Cluster, default_nodes, host_assumed
-from meshwright.costs.state import least_state_gib
+from meshwright.clusters import Assumption, host_assumed
 from meshwright.display import Readable, Row, titled
-from meshwright.planner.baseline import Baseline, baseline_for, baseline_recipe
+from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import GB_PER_GIB, Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.deadline import refine_deadline
 from meshwright.planner.faster_step import fast_values
 from meshwright.planner.goodput import Goodput
-from meshwright.planner.levers import fits_with_levers, levers_of, with_levers
-from meshwright.planner.may_fit import MayFit, may_fit
-from meshwright.planner.plan import Plan, Question, calibration_notes
+from meshwright.planner.gpu_counts import MAX_GPUS, gpu_count, gpu_counts, resized
+from meshwright.planner.levers import levers_of
+from meshwright.planner.plan import Question, calibration_notes
 from meshwright.planner.published import keeps_recipe_layout
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.reliability import Reliability, reliability
 from meshwright.planner.scaling import MIN_SLOWDOWN, divisible_batches
-from meshwright.planner.search import SEARCHED_NAMES, Candidate, any_fits, any_legal, as_overrides, best
+from meshwright.planner.search import SEARCHED_NAMES, Candidate, as_overrides
+from meshwright.planner.smallest_cluster import best_with_levers
 from meshwright.planner.storage import Storage, storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.stages import stage
 
-MAX_GPUS = 131072
-MAX_SEARCHED_GPUS = 16384
 BUDGETED = ("tokens", "steps", "days", "days_band", "gpu_hours", "cost", "cost_band", "goodput")
 LISTED = 8  # counts that a note lists
-FIRST_COUNTS = 10  # counts that are estimated together before they are searched; then as many again
-EVERY_NODE = 16  # nodes up to which every number is tried; beyond, four per doubling
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -121,16 +117,27 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
         return [*found, *titled("Sizes", lines or ["none"])]
 
 
-def gpu_count(count: int) -> str:
-    """Return a number of GPUs in words."""
-    return f"{count:,} GPU{'s' * (count != 1)}"
+class Budgeted(NamedTuple):
+    """What a count is sized for."""
+
+    tokens: float | None
+    price: Price | None
+    days: float | None
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether there are tokens to train within a number of days."""
+        return self.tokens is not None and self.days is not None
 
 
-def gpu_counts(node: int, most: int = MAX_GPUS) -> list[int]:
-    """Return the counts to try: every part of a node, every number of nodes up to 16, then four per doubling."""
-    nodes = {k * 2**i for i in range(18) for k in (EVERY_NODE // 4 * 4, *range(EVERY_NODE, 2 * EVERY_NODE, 4))}
-    found = {*range(1, node + 1), *(k * node for k in (*range(1, EVERY_NODE + 1), *nodes))}
-    return sorted(n for n in found if n <= most)
+class Choice(NamedTuple):
+    """The counts that a sizing names, of all that were tried."""
+
+    fitting: Sequence[Size]
+    listed: tuple[Size, ...]  # the last count that does not fit, and the own one, and all from the smallest that fits
+    most_efficient: Size | None
+    in_time: Size | None  # the smallest in time
+    chosen: Size | None  # the own count; else the smallest in time, the least late or the most efficient
 
 
 def size(
@@ -146,58 +153,17 @@ def size(
 
     `own` is the user's count; by default that of the question if it has several nodes.
     """
-    gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
-    found: list[Size] = []
-    background, steps = False, 0
-    notes: tuple[str, ...] = ()
-    train: tuple[Assumption, ...] = ()
+    gpu, asked = question.cluster.gpu, Budgeted(tokens, price, days)
     own, limit = own or (question.cluster.world if question.cluster.nodes > 1 else None), most or MAX_GPUS
-    whole = [limit - limit % node] if limit > node else []  # what the user can get, in whole nodes
-    tried = sorted({*gpu_counts(node, limit), *whole, *([own] if own and own <= limit else ())})
-    for place, count in enumerate(tried):
-        stage(f"size: {count:,} GPUs ({place} of {len(tried)} counts done)")
-        baseline = baseline_for(_resized(question, count, node), overrides)
-        notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
-        train = _taken_from_recipe(baseline, question, overrides)
-        sized = _size_for(baseline, tokens, price, days)
-        background, steps = baseline.case.recipe.checkpoint.async_save, baseline.case.steps
-        if sized is not None:
-            found.append(sized)
-
-    def days_on(count: int) -> float | None:
-        stage(f"size: {count:,} GPUs, near the deadline")
-        sized = _size_for(baseline_for(_resized(question, count, node), overrides), tokens, price, days)
-        found.extend([] if sized is None else [sized])
-        return None if sized is None else sized.days
-
-    if tokens is not None and days is not None:
-        timed = {s.gpus: s.days for s in found if s.fits and s.days is not None}
-        more = refine_deadline(timed, days, node, baseline.case.global_batch_size, limit, days_on)
-        tried = sorted({*tried, *more})
-        found.sort(key=lambda s: s.gpus)
-    fitting = [s for s in found if s.fits]
-    below = [s for s in found if not fitting or s.gpus < fitting[0].gpus]
-    below = [s for s in below if s is below[-1] or s.gpus == own]
+    tried, found, baseline = _tried(question, overrides, asked, own, limit)
+    choice = _choice(found, asked, own)
     divided = {s.gpus for s in found}
-    most_efficient = max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None)
-    in_time = None if tokens is None else next((s for s in fitting if _within(s, days)), None)
-    late = min(fitting, key=lambda s: s.days or inf, default=None) if days is not None and tokens is not None else None
-    chosen = next((s for s in fitting if s.gpus == own), in_time or late or most_efficient)
-    storage = storage_of(baseline.case, chosen.steps if chosen is not None else None)
-    needs: Reliability | None = None
-    if chosen is not None:
-        state_gb = storage.checkpoint_gib * GB_PER_GIB
-        length = chosen.steps or steps
-        needs = reliability(
-            chosen.gpus, node, state_gb, chosen.step_s, length, fitting[0].gpus, background, question.mtbf_hours,
-            baseline.case.cluster.storage_gb_s,
-        )  # fmt: skip
     return Sizing(
-        sizes=(*below, *(s for s in found if fitting and s.gpus >= fitting[0].gpus)),
-        smallest=fitting[0] if fitting else None,
-        most_efficient=most_efficient,
+        sizes=choice.listed,
+        smallest=choice.fitting[0] if choice.fitting else None,
+        most_efficient=choice.most_efficient,
         gpu=gpu.name,
-        node=node,
+        node=question.cluster.gpus_per_node,
         tried=tuple(tried),
         no_layout=tuple(n for n in tried if n not in divided),
         tokens=tokens,
@@ -205,28 +171,86 @@ def size(
         currency="" if price is None else price.currency,
         notes=(
             *calibration_notes(question.calibration, gpu, question.engine),
-            *notes,
+            *(() if tokens is None else batch_notes(baseline.case, tokens)),
             *_offload_notes(found),
-            *_late_notes(in_time, fitting, days),
+            *_late_notes(choice.in_time, choice.fitting, days),
             *_batch_notes(
                 question,
                 overrides,
-                Budgeted(tokens, price, days),
+                asked,
                 own,
                 next((s for s in found if s.gpus == own), None),
-                is_late=days is not None and tokens is not None and (not in_time or in_time.gpus > (own or inf)),
+                is_late=asked.has_deadline and (not choice.in_time or choice.in_time.gpus > (own or inf)),
             ),
         ),
         assumed=(
-            *train,
+            *_taken_from_recipe(baseline, question, overrides),
             *question.assumed,
-            *(host_assumed(question.cluster) if any(s.offloads for s in fitting) else ()),
+            *(host_assumed(question.cluster) if any(s.offloads for s in choice.fitting) else ()),
         ),
-        storage=storage,
+        storage=storage_of(baseline.case, choice.chosen.steps if choice.chosen is not None else None),
         own=own,
         deadline_days=days,
-        in_time=in_time,
-        reliability=needs,
+        in_time=choice.in_time,
+        reliability=_reliability(question, baseline.case, choice),
+    )
+
+
+def _tried(
+    question: Question, overrides: Sequence[str], asked: Budgeted, own: int | None, limit: int
+) -> tuple[list[int], list[Size], Baseline]:
+    """Return the counts that were tried, the sizes of those that have a layout, and the baseline of the largest."""
+    node, found = question.cluster.gpus_per_node, list[Size]()
+
+    def days_on(count: int) -> float | None:
+        stage(f"size: {count:,} GPUs, near the deadline")
+        sized = _size_for(baseline_for(resized(question, count, node), overrides), asked)
+        found.extend([] if sized is None else [sized])
+        return None if sized is None else sized.days
+
+    whole = [limit - limit % node] if limit > node else []  # what the user can get, in whole nodes
+    tried = sorted({*gpu_counts(node, limit), *whole, *([own] if own and own <= limit else ())})
+    for place, count in enumerate(tried):
+        stage(f"size: {count:,} GPUs ({place} of {len(tried)} counts done)")
+        baseline = baseline_for(resized(question, count, node), overrides)
+        sized = _size_for(baseline, asked)
+        found.extend([] if sized is None else [sized])
+    if asked.has_deadline and asked.days is not None:
+        timed = {s.gpus: s.days for s in found if s.fits and s.days is not None}
+        more = refine_deadline(timed, asked.days, node, baseline.case.global_batch_size, limit, days_on)
+        tried = sorted({*tried, *more})
+        found.sort(key=lambda s: s.gpus)
+    return tried, found, baseline
+
+
+def _choice(found: Sequence[Size], asked: Budgeted, own: int | None) -> Choice:
+    """Return the counts to name, of all in rising order."""
+    fitting = [s for s in found if s.fits]
+    below = [s for s in found if not fitting or s.gpus < fitting[0].gpus]
+    below = [s for s in below if s is below[-1] or s.gpus == own]
+    most_efficient = max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None)
+    in_time = None if asked.tokens is None else next((s for s in fitting if _within(s, asked.days)), None)
+    late = min(fitting, key=lambda s: s.days or inf, default=None) if asked.has_deadline else None
+    chosen = next((s for s in fitting if s.gpus == own), in_time or late or most_efficient)
+    listed = (*below, *(s for s in found if fitting and s.gpus >= fitting[0].gpus))
+    return Choice(fitting, listed, most_efficient, in_time, chosen)
+
+
+def _reliability(question: Question, case: Case, choice: Choice) -> Reliability | None:
+    """Return what failures cost on the chosen count; None if none is chosen."""
+    chosen = choice.chosen
+    if chosen is None:
+        return None
+    return reliability(
+        chosen.gpus,
+        question.cluster.gpus_per_node,
+        storage_of(case, chosen.steps).checkpoint_gib * GB_PER_GIB,
+        chosen.step_s,
+        chosen.steps or case.steps,
+        choice.fitting[0].gpus,
+        case.recipe.checkpoint.async_save,
+        question.mtbf_hours,
+        case.cluster.storage_gb_s,
     )
 
 
@@ -268,14 +292,6 @@ def _batch_taken(baseline: Baseline, question: Question, overrides: Sequence[str
 GLOBAL_BATCH = "train.global_batch_size"
 
 
-class Budgeted(NamedTuple):
-    """What a count is sized for."""
-
-    tokens: float | None
-    price: Price | None
-    days: float | None
-
-
 def _within(one: Size, days: float | None) -> bool:
     return days is not None and one.days is not None and one.days <= days
 
@@ -304,7 +320,7 @@ def _batch_notes(
         return
     batch = baseline_for(question, overrides).requested.train.global_batch_size
     others = [f"{GLOBAL_BATCH}={one}" for one in divisible_batches(batch, own)]
-    sizes = [(text, _size_for(baseline_for(question, (*overrides, text)), *asked)) for text in others]
+    sizes = [(text, _size_for(baseline_for(question, (*overrides, text)), asked)) for text in others]
     fitting = [(one.tokens_per_s, text, one) for text, one in sizes if one is not None and one.fits]
     if not fitting:
         return
@@ -375,106 +391,6 @@ def _with_best(named: Sequence[Compared]) -> tuple[Compared, ...]:
     return tuple(msgspec.structs.replace(one, best=best(one)) for one in named)
 
 
-class Smallest(NamedTuple):
-    """The smallest cluster on which a training fits, with levers of layout kind as in `size`, and without offload."""
-
-    cluster: Cluster | None = None
-    without_offload: Cluster | None = None
-
-
-def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEARCHED_GPUS) -> Smallest:
-    """Return the smallest clusters of the same nodes on which a plan's training fits."""
-    node, found = _node_of(plan.question), Smallest()
-    case = plan.case
-    state = least_state_gib(case) * case.cluster.world  # no search finds a layout for fewer GPUs than hold it
-    largest = max(case.capacity_gib, case.host_gib)
-    asked = {n: _resized(plan.question, n, node) for n in gpu_counts(node, most) if state / n <= largest}
-
-    def needs_host() -> bool:  # read while the loop runs
-        return found.cluster is None
-
-    for count, question, held in _worth_a_search(asked, overrides, needs_host):
-        offloads = found.cluster is None and state / count <= case.host_gib
-        if not offloads and state / count > case.capacity_gib:
-            continue
-        if count not in (held.with_offload if offloads else held.without_offload):
-            continue
-        baseline = baseline_for(question, overrides)
-        cluster, offloaded = baseline.case.cluster, _needs_offload(baseline, count in held.without_offload, offloads)
-        if offloaded is None:
-            continue
-        found = found if found.cluster else Smallest(cluster)
-        if not offloaded:
-            return found._replace(without_offload=cluster)
-    return found
-
-
-def _needs_offload(baseline: Baseline, may_fit_without: bool, offloads: bool) -> bool | None:
-    """Return whether the layout of `_best_with_levers` uses host memory; None if there is none that fits."""
-    case, pinned = baseline.case, baseline.pinned
-    if not any_legal(case, pinned=pinned):
-        return None
-    if may_fit_without and (fits_with_levers(case, pinned, offloads=False) or any_fits(case, pinned)):
-        return _is_faster_with_offload(baseline)
-    return True if offloads and fits_with_levers(case, pinned, offloads=True) else None
-
-
-def _is_faster_with_offload(baseline: Baseline) -> bool:
-    """Return whether a training that fits without host memory is planned with it."""
-    chosen = _best_with_levers(baseline)
-    return chosen is not None and "offload" in levers_of(chosen, baseline.case)
-
-
-def _worth_a_search(
-    asked: Mapping[int, Question], overrides: Sequence[str], offloads: Callable[[], bool]
-) -> Iterator[tuple[int, Question, MayFit]]:
-    """Yield every count with what may fit; a few counts are estimated at a time, as the smallest ones may do.
-
-    `offloads` says whether host memory still matters: not after a count has been found that needs it.
-    """
-    groups: dict[str, list[int]] = {}
-    for count, question in asked.items():
-        groups.setdefault(baseline_recipe(question, overrides).name, []).append(count)
-    ends = {name: tuple(baseline_for(asked[group[i]], overrides) for i in (0, -1)) for name, group in groups.items()}
-    counts, start = list(asked), 0
-    while start < len(counts):
-        some = counts[start : start + max(FIRST_COUNTS, start)]
-        start += len(some)
-        without: frozenset[int] = frozenset()
-        with_: frozenset[int] = frozenset()
-        for name, group in groups.items():
-            first, last = ends[name]
-            clusters = [asked[count].cluster for count in some if count in group]
-            if clusters:
-                adapts = first.requested.layout != last.requested.layout
-                held = may_fit(last.case, last.pinned, clusters, adapts, offloads())
-                without, with_ = without | held.without_offload, with_ | held.with_offload
-        for count in some:
-            yield count, asked[count], MayFit(without, with_)
-
-
-def _best_with_levers(baseline: Baseline) -> Candidate | None:
-    """Return the layout that `recommend` plans: levers are tried if nothing else leaves headroom."""
-    found = best(baseline.case, baseline.pinned)
-    return None if found is None else with_levers(baseline.case, baseline.pinned, found)
-
-
-def _node_of(question: Question) -> int:
-    """Return the GPUs of a node as the user described it; the GPU's usual node if only a count was given."""
-    cluster = question.cluster
-    described = cluster.nodes > 1 and not any(one.field == "nodes" for one in question.assumed)
-    if question.cluster_ref or described:
-        return cluster.gpus_per_node
-    return cluster.gpu.gpus_per_node if cluster.nodes > 1 else max(cluster.gpus_per_node, cluster.gpu.gpus_per_node)
-
-
-def _resized(question: Question, count: int, node: int) -> Question:
-    """Return the question on another number of the same GPUs, in nodes of this size."""
-    nodes, each = default_nodes(count, msgspec.structs.replace(question.cluster.gpu, gpus_per_node=node))
-    cluster = msgspec.structs.replace(question.cluster, nodes=nodes, gpus_per_node=each)
-    return msgspec.structs.replace(question, cluster=cluster)
-
-
 def describe_layout(layout: dict[str, Any], levers: Mapping[str, Any]) -> str:
     """Describe a layout in one line, with the levers it uses."""
     used = {**({} if layout["offload"] == "none" else {"offload": layout["offload"]}), **levers}
@@ -492,16 +408,16 @@ def _planned(baseline: Baseline, chosen: Candidate) -> Case:
     return baseline.case.rebuild(with_layout(recipe, quick)) if quick else case
 
 
-def _size_for(baseline: Baseline, tokens: float | None, price: Price | None, days: float | None) -> Size | None:
-    chosen = _best_with_levers(baseline)
+def _size_for(baseline: Baseline, asked: Budgeted) -> Size | None:
+    chosen = best_with_levers(baseline)
     if chosen is None:  # no layout divides this count
         return None
     case = _planned(baseline, chosen)
     estimate = costs.estimate(case)
     gpus = case.cluster.world
     rate = float(estimate.tokens_per_s_per_gpu)
-    asked = chosen.fits and (tokens is not None or days is not None)
-    taken = budget(case, estimate, tokens, price, days=days) if asked else None
+    is_timed = chosen.fits and (asked.tokens is not None or asked.days is not None)
+    taken = budget(case, estimate, asked.tokens, asked.price, days=asked.days) if is_timed else None
     levers = levers_of(chosen, baseline.case)
     found = Size(
         gpus=gpus,
