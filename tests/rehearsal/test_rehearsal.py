@@ -69,7 +69,13 @@ def test_a_pipeline_is_composed_from_its_stages() -> None:
     assert [(one.layers_run, one.layers) for one in found.ranks] == [(2, 4), (2, 4)]
     assert len(found.passes) == 2 * 2 * 4
     assert found.schedule == "1f1b"
-    assert found.parts["pp_bubble"] > 0
+    own = {rank: [one for one in found.passes if one.rank == rank] for rank in (0, 1)}
+    assert own[1][0].start_s >= own[0][0].end_s > 0  # the second stage waits for the first one's output
+    assert own[0][-1].end_s > own[1][-1].end_s
+    span, busy = own[0][-1].end_s, {rank: sum(one.end_s - one.start_s for one in own[rank]) for rank in own}
+    assert span - busy[1] > 0  # whatever a pass takes; the first stage may be too slow to wait
+    slowest = max(busy.values())
+    assert found.parts["pp_bubble"] >= span - slowest - 1e-6
     assert any("layers are added from those of the same type" in text for text in found.notes)
     names = {event["args"]["name"] for event in chrome_trace(found)["traceEvents"] if event["ph"] == "M"}
     assert {"pipeline rank 0", "pipeline rank 1"} <= names

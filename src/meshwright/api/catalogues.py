@@ -102,6 +102,9 @@ def find_recipes(request: requests.Recipes) -> list[index.IndexEntry]:
     goal: Any = request.goal
     found = index.search(request.query, goal=goal, family=request.family, benchmark=request.benchmark)
     _note_models_without(request, found)
+    if not (request.query or request.goal or request.family or request.benchmark):
+        others = len(index.search(benchmark=True))
+        note(f"{others} more are throughput benchmarks of published runs: meshwright recipes --benchmark")
     return Listing(found, RECIPE_COLUMNS)
 
 

@@ -201,9 +201,23 @@ def reference(text: str) -> str | None:
     return text if name not in _entries() or _names_other_weights(name, text) else name
 
 
+NOT_OF_LAYERS = ("name", "hf_id", "aliases", "max_seq_length")
+"""Fields of a model that say nothing about its layers."""
+
+
 def same_model(one: str, other: str) -> bool:
     """Return whether two references are the same catalogue model or path; their weights may differ."""
     return one == other or (catalogue_name(one) or one) == (catalogue_name(other) or other)
+
+
+def same_shape(model: ModelSpec, other: str) -> bool:
+    """Return whether a model has the layers of a shipped one: Llama 3.3 those of Llama 3, for longer samples."""
+    name = catalogue_name(other)
+    return name is not None and all(
+        getattr(model, field) == getattr(_spec(name), field)
+        for field in ModelSpec.__struct_fields__
+        if field not in NOT_OF_LAYERS
+    )
 
 
 def has_other_weights(model: ModelSpec) -> bool:

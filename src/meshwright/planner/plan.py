@@ -11,7 +11,7 @@ from meshwright.choices import ENGINES
 from meshwright.clusters import Assumption, Cluster, Gpu
 from meshwright.costs import Estimate, Fit
 from meshwright.display import Readable, Row, titled
-from meshwright.models import ModelSpec, same_model
+from meshwright.models import ModelSpec, same_model, same_shape
 from meshwright.planner.budget import Budget
 from meshwright.recipes.case import Case
 from meshwright.recipes.model_changes import beyond_positions, unknown_numerics
@@ -233,11 +233,12 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     @property
     def approach(self) -> Approach:
         """How much the plan differs from the shipped recipe."""
-        if not same_model(self.recipe.model, self.base.model) or any(
+        is_other = not same_model(self.recipe.model, self.base.model)
+        if (is_other and not same_shape(self.case.model, self.base.model)) or any(
             c.field.startswith("architecture.") for c in self.changes
         ):
             return "recipe as a starting point for another architecture"
-        if any(c.kind != "layout" for c in self.changes):
+        if is_other or any(c.kind != "layout" for c in self.changes):
             return "recipe with its contract changed: a new experiment"
         if any(c.field not in self.executed for c in self.changes):
             return "recipe with its layout adjusted"

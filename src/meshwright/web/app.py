@@ -15,6 +15,7 @@ from meshwright.web import api_page, assets, routes_api, routes_compare, routes_
 from meshwright.web.cache import CacheMiddleware
 from meshwright.web.dispatcher import Dispatcher
 from meshwright.web.errors import to_error
+from meshwright.web.head import HeadAsGet
 from meshwright.web.security import Guard
 from meshwright.web.settings import Settings
 from meshwright.web.templates import render
@@ -60,6 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(routes_html.UnknownFieldError, routes_html.show_unknown_field)
     app.add_middleware(CacheMiddleware, cache=dispatcher.cache)
     app.add_middleware(GZipMiddleware, minimum_size=PACKED_BYTES, compresslevel=4)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Guard, settings=settings)  # added last, runs first
     return app
 
