@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from meshwright.clusters import cluster
 from meshwright.engine import cpu_speed
 from meshwright.engine.cpu_speed import slow_precision_warning, slowdown
 from meshwright.engine.metrics import Status
 from meshwright.engine.metrics import status as status_module
+from meshwright.engine.model_families import family_of
+from meshwright.errors import InputError
 from meshwright.recipes.index import load as load_recipe
 from meshwright.recipes.overrides import apply
 
@@ -64,3 +67,31 @@ def test_a_run_reports_its_phases_on_stderr_and_its_gradients(meshwright: Any) -
     assert memory["gradients"] == pytest.approx(memory["weights"])
     phases = ["importing torch", "preparing the data: mock", "building the model: qwen3_600m", "step 1"]
     assert [line for line in done.err.splitlines() if line in phases] == phases
+
+
+@pytest.mark.parametrize("typed", ["cpu", "1xcpu", "2xCPU", "4 CPUs", "cpu only"])
+def test_no_plan_is_made_for_cpus(meshwright: Any, typed: str) -> None:
+    error = meshwright("recommend", "llama3-8b", "--goal", "sft", "--gpus", typed).err
+    assert "plans are for GPUs; meshwright train RECIPE --tiny" in error
+
+
+def test_a_training_without_gpus_is_judged_by_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright.engine import validate
+
+    def no_gpus(text: str) -> Any:
+        if text == "auto":
+            raise InputError("no GPU found", field="gpus", value=text)
+        return cluster(text)
+
+    monkeypatch.setattr(validate, "cluster", no_gpus)
+    recipe = apply(load_recipe("llama3_8b_pretrain_config"), ["layout.tp=1", "train.global_batch_size=2"])
+    config = family_of(recipe).config_for(recipe)
+    monkeypatch.setattr(validate, "free_gib", lambda: 23.0)
+    with pytest.raises(InputError, match=r"no GPU, and 23 GiB of its memory are free: .* of llama3_8b take 120 GiB"):
+        validate.require_host_memory(validate.validate(recipe, config, None, 2), 2)
+    monkeypatch.setattr(validate, "free_gib", lambda: 2000.0)  # more than two H100 have
+    assert validate.validate(recipe, config, None, 2).capacity_gib == 1000.0
+    monkeypatch.setattr(validate, "free_gib", lambda: None)  # unknown: then nothing is refused
+    case = validate.validate(recipe, config, None, 2)
+    validate.require_host_memory(case, 2)
+    assert case.capacity_gib < 100

@@ -180,3 +180,22 @@ def test_models_that_megatron_would_build_as_another_are_refused(
     assert refused in found.err
     assert found.code == (2 if refused else 0), found.err
     assert "noaux_tc" not in found.out
+
+
+@pytest.mark.parametrize(("start", "batch"), [("CUDA_VISIBLE_DEVICES=0,1,2,3", 8), ("NPROC_PER_NODE=4", 32)])
+def test_the_batch_of_a_process_that_spreads_its_layers_is_that_of_one_rank(
+    meshwright: Any, start: str, batch: int
+) -> None:
+    Path("swift.sh").write_text(
+        f"{start} swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --dataset data.jsonl "
+        "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_length 2048\n"
+    )
+    (fix,) = meshwright("recommend", "swift.sh", "--gpus", "4xA100-40", "--json").json["error"]["fix"]
+    assert f" train.global_batch_size={batch}" in fix
+
+
+def test_a_limit_of_the_cost_or_of_time_names_the_options_that_exist(meshwright: Any) -> None:
+    size = ("size", "llama3-70b", "--goal", "pretrain", "--gpu", "H100")
+    assert "; a limit of time is --days N" in meshwright(*size, "--budget", "40000").err
+    assert "a time is written --days 30days" in meshwright(*size, "--budget", "30days").err
+    assert "--days N" not in meshwright(*size, "--days", "30", "--tokens", "1T", "--budget", "40000").err

@@ -218,6 +218,8 @@ def cost_limit(name: str, value: str, options: Collection[str], typed: Sequence[
         return None
     if value[-1:].isalpha() and _is_tokens(value):  # --budget 2T
         return f"a number of tokens is written --tokens {value}", f"--tokens {value}"
+    if "--days" in options and re.fullmatch(r"[0-9.]+ ?(?:days?|weeks?|months?)", value.lower()):
+        return f"a time is written --days {value}", f"--days {value}"
     words = [word.partition("=")[0] for word in typed]
     has_length = {"--tokens", "--days", *LENGTH_WORDS} & {*words}
     length = () if has_length else ("train.epochs=3",) if {*DATASET_WORDS} & {*words} else ("--tokens 1T",)
@@ -225,8 +227,9 @@ def cost_limit(name: str, value: str, options: Collection[str], typed: Sequence[
     least = f" to compare with {value}" if value else ""
     if not missing:
         return f"the cost is in the answer{least}", f"without --{name.replace('_', '-')}"
+    time = "; a limit of time is --days N" if "--days" in options and "--days" not in words else ""
     unit = " (per GPU-hour)" if "--price" in missing else ""
-    return f"no count is chosen by its cost; {missing}{unit} prints the cost{least}", missing
+    return f"no count is chosen by its cost; {missing}{unit} prints the cost{least}{time}", missing
 
 
 def _is_tokens(value: str) -> bool:

@@ -21,6 +21,8 @@ from meshwright.errors import InputError
 from meshwright.similar import NUMBER_WORDS, misspelled
 
 DEFAULT_GPU = "H100"
+NO_CPUS = "plans are for GPUs; meshwright train RECIPE --tiny tries a small model on this machine's CPU"
+_CPU = re.compile(r"(?:^|(?<=[ x0-9]))cpus?(?: only)?$")
 EXAMPLES = ("8xH100", "4x8xH100")
 LARGEST_NODE = 72  # GPUs; without a GPU name, a larger second number is no node but probably a name
 
@@ -311,6 +313,8 @@ def _parts(text: str) -> _Parts:
     found = re.fullmatch(r"([0-9]+) ?x ?([a-z].*?) ?[x:] ?([0-9]+)", plain)
     if found and is_known(found[2]) and not is_known(f"{found[2]}-{found[3]}"):  # 2xA100x80 is of the memory
         raise _counts_around(text, *found.groups())
+    if _CPU.search(plain):
+        raise _bad(text, NO_CPUS, EXAMPLES)
     if unknown is not None and (_unknown_gpu(unknown["name"]) or not _unknown_gpu(plain)):  # rtx40900 is not rt x 40900
         return _counted(text, unknown)
     if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):

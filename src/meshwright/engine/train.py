@@ -37,7 +37,14 @@ from meshwright.engine.metrics.trackers import require_trackers
 from meshwright.engine.rank_env import DeviceType, Process, detect
 from meshwright.engine.run_spec import RankSpec, RunSpec
 from meshwright.engine.stop_request import StopSignal, stops_at_once
-from meshwright.engine.validate import data_ranks, run_findings, show_findings, unnamed_data, validate
+from meshwright.engine.validate import (
+    data_ranks,
+    require_host_memory,
+    run_findings,
+    show_findings,
+    unnamed_data,
+    validate,
+)
 from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.errors import InputError
 from meshwright.models import find
@@ -115,6 +122,8 @@ def _train(
     if run.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, run)
     case = validate(recipe, config, process, world)
+    if process is None or process.world == 1:  # ranks that started earlier have taken memory
+        require_host_memory(case, world)
     total, epochs = None, recipe.train.epochs
     if epochs:
         status.show(f"counting the samples of {recipe.data.dataset}")

@@ -15,6 +15,7 @@ from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
 from meshwright.engine.shared_gpu import CONTEXT_GIB, choose_backend, ranks_per_gpu
 from meshwright.errors import InputError
+from meshwright.host_memory import free_gib
 from meshwright.models import is_path
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import RANDOM_WEIGHTS, Layout, Recipe
@@ -47,6 +48,22 @@ def refuse_compiled_scans(case: Case, process: Process | None, world: int) -> No
             value=True,
             fix=("kernels.compile=false",),
         )
+
+
+def require_host_memory(case: Case, ranks: int) -> None:
+    """Raise InputError if this machine has no GPU and less memory than the weights, gradients and optimizer take."""
+    with suppress(InputError):
+        cluster("auto")
+        return
+    needed, free = ranks * costs.memory(case).least_state, free_gib()
+    if free is None or needed <= free:
+        return
+    raise InputError(
+        f"this machine has no GPU, and {free:.0f} GiB of its memory are free: the weights, gradients and optimizer "
+        f"state of {case.model.name} take {needed:.0f} GiB",
+        field="host memory",
+        fix=("--tiny", f"meshwright recommend {case.recipe.model} --goal {case.goal} --gpus 8xH100 plans it for GPUs"),
+    )
 
 
 def shares_gpus(process: Process | None, world: int) -> bool:
@@ -115,17 +132,19 @@ def show_findings(findings: Sequence[Finding], process: Process | None) -> None:
 def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
     """Return this run's ranks as a cluster of this machine's GPUs, or of the recipe's GPU type on a CPU machine.
 
-    Ranks that share a GPU have their part of its memory.
+    Ranks that share a GPU have their part of its memory, and those on CPUs their part of the machine's if it is more.
     """
-    gpu, sharing = cluster(recipe.cluster).gpu.name, 1
+    gpu, sharing, host_gib = cluster(recipe.cluster).gpu.name, 1, free_gib() or 0.0
     local = process.local_world if process and process.world > 1 else world
     with suppress(InputError):
         here = cluster("auto")
-        gpu, sharing = here.gpu.name, ranks_per_gpu(process or Process(local_world=local), here.gpus_per_node)
+        host_gib, gpu = 0.0, here.gpu.name
+        sharing = ranks_per_gpu(process or Process(local_world=local), here.gpus_per_node)
     made = cluster(f"{world // local}x{local}x{gpu}")
-    if sharing == 1:
+    if sharing == 1 and host_gib / local <= made.gpu.memory_gib:
         return made
-    part = msgspec.structs.replace(made.gpu, memory_gib=made.gpu.memory_gib / sharing - CONTEXT_GIB)
+    memory_gib = made.gpu.memory_gib / sharing - CONTEXT_GIB if sharing > 1 else host_gib / local
+    part = msgspec.structs.replace(made.gpu, memory_gib=memory_gib)
     return msgspec.structs.replace(made, gpu=part)
 
 

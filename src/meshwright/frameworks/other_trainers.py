@@ -235,7 +235,7 @@ def _command(title: str, content: Content, typed: str) -> _Command:
     ours |= {"checkpoint.save_every": 0} if "save_strategy" in of_ours and "save_steps" not in of_ours else {}
     if front is not None and not any(f"{PACKING}=" in text or _field(key) == PACKING for key, text in kept.items()):
         ours[PACKING] = "false"  # what it does without the key
-    batch, of_batch = _global_batch(found, gpus)
+    batch, of_batch = _global_batch(found, gpus, _is_one_process(content, front))
     words += [shlex.quote(text) for text in kept.values()]
     ours |= {"train.global_batch_size": batch} if batch else {}
     warmup, of_warmup = _warmup(found, kept, _of_file(goal, kept, ours, data))
@@ -349,13 +349,20 @@ def _registered(content: Content, found: Mapping[str, object]) -> str:
     return os.path.normpath(path) if path.exists() else ""
 
 
-def _global_batch(found: Mapping[str, object], gpus: str) -> tuple[int, tuple[str, ...]]:
-    """Return the samples of a step, micro batch × accumulation × GPUs, and the keys they follow from; 0 if unknown."""
+def _is_one_process(content: Content, front: FrontEnd | None) -> bool:
+    """Return whether a script starts one process whose layers are on several GPUs."""
+    from meshwright.frameworks.front_ends.commands import spreads_layers  # imports a reader of this package
+
+    return front is not None and len(content.launches) == 1 and spreads_layers(front, content.launches[0].env)
+
+
+def _global_batch(found: Mapping[str, object], gpus: str, is_one_process: bool) -> tuple[int, tuple[str, ...]]:
+    """Return the samples of a step, micro batch × accumulation × ranks, and the keys they follow from; 0 if unknown."""
     used = [next((key for key in keys if (_number(found.get(key)) or 0) >= 1), "") for keys in (MICRO, ACCUMULATION)]
     if not used[0]:
         return 0, ()
     try:
-        world = clusters.cluster(gpus).world
+        world = 1 if is_one_process else clusters.cluster(gpus).world
     except MeshwrightError:  # its own error names the wrong cluster
         return 0, ()
     return prod(int(_number(found[key]) or 1) for key in used if key) * world, tuple(key for key in used if key)
