@@ -155,3 +155,20 @@ def test_small_mistakes_name_what_works(here: Path, meshwright: Any) -> None:
     trained = meshwright(*words)
     assert "multi.jsonl → mock" not in trained.err
     assert trained.code == 0, trained.err
+
+
+def test_doctor_says_that_all_weights_were_not_trained_where_they_do_not_fit(here: Path, meshwright: Any) -> None:
+    lines = [f"{{'loss': {2 - step / 10}, 'learning_rate': 0.0001, 'epoch': {step / 10}}}\n" for step in range(1, 9)]
+    (here / "trainer.log").write_text("".join(lines))
+    words = ("doctor", "trainer.log", "--gpus", "1xRTX4090", "--json")
+    notes = meshwright(*words, "--model", "qwen3-8b").json["notes"]
+    assert any("if it trained adapters, add --goal lora or --goal qlora" in one for one in notes)
+    for named in (("--model", "qwen3-8b", "--goal", "qlora"), ("--model", "qwen3-600m")):
+        assert not [one for one in meshwright(*words, *named).json["notes"] if "training all weights" in one]
+
+
+def test_an_exported_run_does_not_report_its_own_files_as_changed(here: Path, meshwright: Any) -> None:
+    (here / "lora.toml").write_text(RECIPE.replace("[train]", 'validation = "multi.jsonl"\n\n[train]\neval_every = 5'))
+    shown = meshwright("export", "lora.toml", "--to", "trl", "--out", "out", "optimizer.lr=3e-5", "layout.pp=1")
+    assert "changed: optimizer.lr" in shown.out
+    assert "changed: data.validation" not in shown.out

@@ -23,6 +23,7 @@ from meshwright.doctor import Checkup, Run
 from meshwright.doctor.assumed_settings import (
     assumptions,
     degrees_that_divide,
+    impossible_goal,
     logged_goal,
     trainer_layout,
     unstated_layout,
@@ -233,6 +234,8 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         other = contradicting_model(run, case.model)
         notes = (*((f"{other}: the estimate is for the latter",) if other else ()), *notes)
         notes = (goal_note, *notes) if goal_note else notes
+        if request.goal is None and request.recipe is None and (impossible := impossible_goal(run, case)):
+            notes = (impossible, *notes)
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"{gpus_unknown(run)}: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from meshwright import frameworks
 from meshwright.api.targets import Job
 from meshwright.frameworks import RecipeCheckResult
+from meshwright.launch import other_frameworks
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
@@ -33,5 +34,7 @@ def contract_notes(job: Job, recipe: Recipe) -> list[str]:
     if job.plan is not None or job.imported is not None:
         return []
     fields = [key for key, info in recipe_fields().items() if info.kind == "contract" and key not in OF_A_RUN]
-    pairs = [(key, field_value(job.recipe, key), field_value(recipe, key)) for key in fields]
+    named = other_frameworks.with_full_paths(job.recipe)  # the same file by its full path is no change
+    keys = [key for key in fields if field_value(named, key) != field_value(recipe, key)]
+    pairs = [(key, field_value(job.recipe, key), field_value(recipe, key)) for key in keys]
     return [f"changed: {key} {old} → {new} (contract): a new experiment" for key, old, new in pairs if old != new]

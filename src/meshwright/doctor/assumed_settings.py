@@ -7,7 +7,7 @@ from contextlib import suppress
 from math import gcd
 from typing import Any
 
-from meshwright import models
+from meshwright import costs, models
 from meshwright.doctor.implied_settings import inferred_batch, source_of_batch
 from meshwright.doctor.logged_settings import DEGREES, LACKS, missing_arguments, overridden_keys, states_length
 from meshwright.doctor.run import Run
@@ -16,6 +16,20 @@ from meshwright.recipes import index
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Goal, field_value
+
+
+def impossible_goal(run: Run, case: Case) -> str:
+    """Return that GPUs which took steps cannot hold the state of all weights, so that adapters ran; else empty."""
+    parts, capacity = case.cached(costs.estimate).memory, case.cluster.gpu.memory_gib
+    state = float(parts.weights + parts.optimizer)
+    if case.goal == "peft" or not run.steps or not run.header.on_gpu or case.recipe.layout.offload != "none":
+        return ""
+    if state <= capacity:
+        return ""
+    return (
+        f"training all weights needs {state:,.0f} GiB of weights and optimizer state per GPU, and the run took steps "
+        f"in {capacity:,.0f} GiB: if it trained adapters, add --goal lora or --goal qlora; offloading is layout.offload"
+    )
 
 
 def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | None = None) -> Iterator[str]:
