@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 
 _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
+_REWRITE: ContextVar[Callable[[str], str]] = ContextVar("rewrite", default=str)
 _COLLECTED: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
@@ -21,6 +22,16 @@ def no_notes() -> Iterator[None]:
         yield
     finally:
         _SILENT.reset(before)
+
+
+@contextmanager
+def rewritten(rewrite: Callable[[str], str]) -> Iterator[None]:
+    """Rewrite the notes inside: for callers that have other names for what a note suggests."""
+    before = _REWRITE.set(rewrite)
+    try:
+        yield
+    finally:
+        _REWRITE.reset(before)
 
 
 @contextmanager
@@ -36,7 +47,7 @@ def collected_notes() -> Iterator[list[str]]:
 
 def note(text: str) -> None:
     """Print a note to stderr: once per process, and on one rank only."""
-    found = _COLLECTED.get()
+    text, found = _REWRITE.get()(text), _COLLECTED.get()
     if found is not None:
         if text not in found and not _SILENT.get():
             found.append(text)

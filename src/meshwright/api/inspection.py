@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -28,6 +28,7 @@ from meshwright.recipes.types import Data, Engine, Layout, Recipe
 CACHE_BYTES = 2  # of an element of the cache in bf16
 SPLIT_ENGINES: tuple[Engine, ...] = ("meshwright", "megatron")
 Way = Literal["table", "inspected"]
+COUNTS = ("total", "active")  # of all parts
 
 
 class LayerGroup(Part, frozen=True, kw_only=True):
@@ -105,6 +106,9 @@ class Inspected(Readable, msgspec.Struct, frozen=True):
     way: Way
     assumed: tuple[str, ...]
 
+    def _parts(self) -> Iterable[tuple[str, int]]:
+        return ((name, count) for name, count in self.parameters.items() if name not in COUNTS)
+
     def summary(self) -> list[Row]:
         """Return sizes, layers, parameters, FLOPs, cache, splits and trainers, a line or a few each."""
         model, flops, cache = self.model, self.flops, self.cache
@@ -113,7 +117,7 @@ class Inspected(Readable, msgspec.Struct, frozen=True):
         return [
             *model.summary(),
             *titled("Layers", picture(self.groups, self.runs)),
-            *titled("Parts", [f"{name} {count:,}" for name, count in self.parameters.items() if count]),
+            *titled("Parts", [f"{name} {count:,}" for name, count in self._parts() if count]),
             ("FLOPs", f"{flops.forward:.4g} forward, {flops.training:.4g} training, per token at {flops.seq_length:,}"),
             ("Cache", f"{cache.per_token:,} bytes per token, {cache.at_length:,} at {flops.seq_length:,}"),
             ("Splits", ", ".join(found)),
@@ -159,7 +163,7 @@ def inspect(request: requests.Inspect) -> Inspected:
         model=model,
         groups=_groups(model, seq),
         runs=tuple(LayerRun(times=times, groups=groups) for times, groups in parts.layer_runs(model)),
-        parameters=parts.parameters_by_part(model),
+        parameters={"total": model.params.total, "active": model.params.active, **parts.parameters_by_part(model)},
         flops=_flops(recipe, model, seq),
         cache=CacheBytes(**found),
         splits=tuple(_splits(recipe, model, seq)),
@@ -305,7 +309,7 @@ def inspect_response(found: Inspected, request: requests.Inspect | None = None) 
         picture=picture(found.groups, found.runs),
         groups=found.groups,
         runs=found.runs,
-        parameters=PartCounts(total=counts.total, active=counts.active, mtp=counts.mtp, **found.parameters),
+        parameters=PartCounts(mtp=counts.mtp, **found.parameters),
         flops_per_token=found.flops,
         cache_bytes=found.cache,
         splits=found.splits,

@@ -12,9 +12,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
-from meshwright import extras
+from meshwright import extras, notes
 from meshwright.api.inputs import Field, Request, fields_of, range_of, validated
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Request")
@@ -140,12 +140,25 @@ class VerbFunction(Generic[P, R, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""
-        texts: Any = self._split_targets(list(_as_text(args)), _as_text(kwargs))
-        request = validated(self._request(*texts[0], **texts[1]))
-        self._refuse_file_name(request)
-        result = self.handle(request)
+        try:
+            with notes.rewritten(self._reworded):
+                texts: Any = self._split_targets(list(_as_text(args)), _as_text(kwargs))
+                request = validated(self._request(*texts[0], **texts[1]))
+                self._refuse_file_name(request)
+                result = self.handle(request)
+        except MeshwrightError as error:
+            from meshwright.api.python_words import reword
+
+            reword(error, self._fields)
+            raise
         _remember(result, request)
         return result
+
+    def _reworded(self, text: str) -> str:
+        """Return a note with parameters in place of options."""
+        from meshwright.api.python_words import rewritten
+
+        return rewritten(text, self._fields) if "--" in text else text
 
 
 def _as_text(value: Any) -> Any:
