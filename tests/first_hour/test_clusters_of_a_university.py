@@ -199,3 +199,13 @@ def test_a_limit_of_the_cost_or_of_time_names_the_options_that_exist(meshwright:
     assert "; a limit of time is --days N" in meshwright(*size, "--budget", "40000").err
     assert "a time is written --days 30days" in meshwright(*size, "--budget", "30days").err
     assert "--days N" not in meshwright(*size, "--days", "30", "--tokens", "1T", "--budget", "40000").err
+
+
+def test_a_log_of_a_part_of_the_cluster_names_the_nodes_to_write_in_its_file(meshwright: Any) -> None:
+    titan_log("run.log", 200)
+    Path("run.log").write_text(Path("run.log").read_text().replace("[128]", "[64]"))
+    typed = ("doctor", "run.log", "--model", "llama3.2-3b", "--gpus", "uni.toml")
+    (fix,) = meshwright(*typed, "--json").json["error"]["fix"]
+    assert fix == f"nodes = 16 in {Path('uni.toml').resolve()}"
+    Path("uni.toml").write_text(CLUSTER.replace("nodes = 32", "nodes = 16"))
+    assert meshwright(*typed, "--json").json["gpus"] == "16x4xA100-40"

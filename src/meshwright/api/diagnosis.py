@@ -291,7 +291,9 @@ def _require_same_gpus(run: Run, case: Case) -> None:
         return
     else:
         reason = f"the log is from {world} GPUs"
-    fix = (f"--gpus {world}x{case.cluster.gpu.name}",)
+    nodes, rest = divmod(world, case.cluster.gpus_per_node)
+    part = () if rest else (msgspec.structs.replace(case.cluster, nodes=nodes).nodes_setting,)  # keeps a file's links
+    fix = part if part and case.cluster.file else (f"--gpus {world}x{case.cluster.gpu.name}",)
     raise InputError(reason, field="gpus", value=str(case.cluster), fix=fix)
 
 
