@@ -53,7 +53,7 @@ def test_a_nonsense_size_is_named_with_its_value(key: str, value: Any) -> None:
         ({"model_type": "foo"}, "model_type", "unknown architecture 'foo'"),
         ({"model_type": "absent"}, "model_type", "no model_type"),
         ({"model_type": 7}, "model_type", "unknown architecture"),
-        ({"model_type": "t5"}, "model_type", "unknown architecture"),
+        ({"model_type": "t5"}, "model_type", "no decoder"),
         ({"num_experts": 8}, "num_experts", "another architecture"),
         ({"kv_lora_rank": 512}, "kv_lora_rank", "another architecture"),
         ({"block_configs": [{}]}, "block_configs", "another architecture"),

@@ -244,9 +244,16 @@ def test_a_few_letters_of_nonsense_suggest_nothing(text: str) -> None:
     assert list(caught.value.fix) == []
 
 
-@pytest.mark.parametrize("kind", ["no_such_type", "vit", "t5"])
-def test_an_unknown_architecture_names_the_ways_on(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of("llama3_8b") | {"model_type": kind}))
+@pytest.mark.parametrize("kind", ["vit", "t5", "whisper", "clip", "modernbert"])
+def test_a_type_that_is_no_decoder_is_named_as_such(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "hidden_size": 768}))
+    with pytest.raises(InputError, match=f"model_type={kind}: no decoder: .* encoders") as caught:
+        find(str(tmp_path))
+    assert any("Trainer of transformers" in one for one in caught.value.fix)
+
+
+def test_an_unknown_architecture_names_the_ways_on(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama3_8b") | {"model_type": "no_such_type"}))
     with pytest.raises(InputError, match=r"unknown architecture .* docs/models.md lists the known types") as caught:
         find(str(tmp_path))
     other_name, newer, as_known, as_a_row = caught.value.fix

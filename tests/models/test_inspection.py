@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -103,6 +104,19 @@ def test_a_model_of_other_sizes_than_the_file_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(inspection, "_described", lambda config: built)
     with pytest.raises(InputError, match="another architecture"):
         spec_from_config(LLAMA, "mine")
+
+
+def test_an_encoder_without_a_class_is_no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from meshwright.engine.architecture import NotADecoderError, describe
+
+    bert = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 2}
+    with pytest.raises(NotADecoderError, match="bert") as built:
+        describe(bert)
+    printed = json.dumps({"error": str(built.value), "kind": type(built.value).__name__})
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: CompletedProcess((), 0, printed, ""))
+    with pytest.raises(InputError, match="model_type=bert: no decoder"):
+        spec_from_config(bert, "mine")
 
 
 def test_without_transformers_the_error_says_how_to_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,10 @@ LINEAR = ("lightning", "gateddelta", "deltaattention", "deltanet", "linearattent
 SCAN = ("A_log", "dt_bias", "dt_proj", "x_proj", "time_decay", "rg_lru", "recurrent_gate_weight")
 
 
+class NotADecoderError(LookupError):
+    """A model type that transformers has, but not as a decoder that predicts the next token."""
+
+
 def describe(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what transformers builds from a config: sizes, and the parameters of every different layer by part."""
     import torch
@@ -195,7 +199,7 @@ def _model(config: Any, values: Mapping[str, Any]) -> Any:
     declared = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else set()
     encodes = "is_decoder" in declared and config.is_decoder is False and "gpt" not in config.model_type
     if getattr(config, "is_encoder_decoder", False) or encodes:
-        raise LookupError(f"{config.model_type} is not a decoder")
+        raise NotADecoderError(config.model_type)
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
     speech = getattr(transformers, "AutoModelForMultimodalLM", None)
     autos += [speech] if speech is not None else []
@@ -207,7 +211,7 @@ def _model(config: Any, values: Mapping[str, Any]) -> Any:
     for auto in autos:
         if type(config) in auto._model_mapping:
             return auto.from_config(config, attn_implementation="eager")
-    raise LookupError(f"{config.model_type} is not a causal language model in transformers")
+    raise NotADecoderError(config.model_type)
 
 
 def layer_list(model: Any) -> str:

@@ -21,6 +21,22 @@ LANGUAGE_MODELS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
 )
+WELL_KNOWN = (  # types that are no decoders, known where transformers is not installed
+    *(
+        "albert",
+        "bart",
+        "bert",
+        "clip",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "mbart",
+        "modernbert",
+        "mpnet",
+    ),
+    *("mt5", "pegasus", "roberta", "siglip", "t5", "t5gemma", "umt5", "vit", "wav2vec2", "whisper", "xlm-roberta"),
+)
 _OTHER_HEAD = re.compile(r"For(?:\w*Classification|QuestionAnswering)$")  # which no table of transformers lists
 _HEAD = re.compile(r"(?:For[A-Z]|LMHead).*")
 
@@ -47,10 +63,10 @@ def _rows(table: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _types_of_transformers() -> frozenset[str]:
+def types_of_transformers() -> frozenset[str]:
     """Return every model type of transformers, also of models that are no language models."""
     found = "".join(map(_auto_source, ("auto_mappings", "configuration_auto", "modeling_auto")))
-    return frozenset(re.findall(r'\("([^"]+)",', found))
+    return frozenset((*re.findall(r'\("([^"]+)",', found), *WELL_KNOWN))
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +87,7 @@ def _is_known(model_type: object) -> bool:
     if not isinstance(model_type, str):
         return False
     named = (*TRAITS, *SAME_AS, *WRAPPERS, *gpt2.MODEL_TYPES, "nemotron_h")
-    return model_type in named or model_type in _types_of_transformers()
+    return model_type in named or model_type in types_of_transformers()
 
 
 def classes_of(config: Mapping[str, Any]) -> list[str]:

@@ -40,6 +40,16 @@ def is_encoder(model_type: object) -> bool:
     return model_type in buildable(_MASKED_MODELS)
 
 
+def not_a_decoder(model_type: str) -> InputError:
+    """Return the error for a type of transformers that is no decoder: bert, t5, whisper, clip, vit."""
+    reason = (
+        "no decoder: transformers has this type, but not as a language model that predicts the next token, which is "
+        "what is trained here; encoders, encoder-decoders and models of images or sound alone are not"
+    )
+    fix = ("a decoder: meshwright models lists them", "train this type with Trainer of transformers")
+    return InputError(reason, field="model_type", value=model_type, fix=fix)
+
+
 def can_inspect(config: Mapping[str, Any]) -> bool:
     """Return whether transformers is installed and builds a language model of this type or class."""
     named = [config.get("model_type"), *classes_of(config)]
@@ -119,6 +129,8 @@ def _described(config: str) -> dict[str, Any]:
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise InputError(f"transformers could not build this config: {lines[-1][:200]}", "model_type") from None
+    if found.get("kind") == "NotADecoderError":
+        raise not_a_decoder(found["error"])
     if "error" in found:
         reason = f"unknown architecture: transformers cannot build it: {found['error']}"
         raise InputError(f"{reason}; a model's own code (trust_remote_code) is never run", "model_type")

@@ -12,8 +12,8 @@ import msgspec
 from meshwright import file_access, json_text
 from meshwright.errors import InputError
 
-from .class_names import with_known_type
-from .inspection import WAY_OUT, can_inspect, has_transformers, inspected_spec
+from .class_names import types_of_transformers, with_known_type
+from .inspection import WAY_OUT, can_inspect, has_transformers, inspected_spec, not_a_decoder
 from .quantization import quantization_of
 from .readers import diffusion, gpt2, nemotron
 from .readers.architectures import SAME_AS, TRAITS, fields_of
@@ -173,6 +173,8 @@ OFTEN_MEANT = ("llama", "qwen3", "qwen3_moe", "qwen3_next", "deepseek_v3")  # ty
 
 def _unknown(config: Mapping[str, Any], model_type: Any) -> InputError:
     """Return the error for a model_type that nothing here knows, with the ways on."""
+    if model_type in types_of_transformers():
+        raise not_a_decoder(model_type)
     where = "Meshwright's tables and the installed transformers" if has_transformers() else "Meshwright's tables"
     reason = f"unknown architecture {model_type!r}: not in {where}; docs/models.md lists the known types"
     if config.get("auto_map"):
