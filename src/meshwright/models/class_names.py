@@ -35,7 +35,7 @@ WELL_KNOWN = (  # types that are no decoders, known where transformers is not in
         "modernbert",
         "mpnet",
     ),
-    *("mt5", "pegasus", "roberta", "siglip", "t5", "t5gemma", "umt5", "vit", "wav2vec2", "whisper", "xlm-roberta"),
+    *("mpnet", "mt5", "pegasus", "roberta", "siglip", "t5", "t5gemma", "umt5", "vit", "wav2vec2", "whisper", "xlm-roberta"),
 )
 _OTHER_HEAD = re.compile(r"For(?:\w*Classification|QuestionAnswering)$")  # which no table of transformers lists
 _HEAD = re.compile(r"(?:For[A-Z]|LMHead).*")
