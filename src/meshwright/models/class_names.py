@@ -22,20 +22,9 @@ LANGUAGE_MODELS = (
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
 )
 WELL_KNOWN = (  # types that are no decoders, known where transformers is not installed
-    *(
-        "albert",
-        "bart",
-        "bert",
-        "clip",
-        "deberta",
-        "deberta-v2",
-        "distilbert",
-        "electra",
-        "mbart",
-        "modernbert",
-        "mpnet",
-    ),
-    *("mpnet", "mt5", "pegasus", "roberta", "siglip", "t5", "t5gemma", "umt5", "vit", "wav2vec2", "whisper", "xlm-roberta"),
+    *("albert", "bart", "bert", "clip", "deberta", "deberta-v2", "distilbert", "electra", "mbart", "modernbert"),
+    *("mpnet", "mt5", "pegasus", "roberta", "siglip", "t5", "t5gemma", "umt5", "vit", "wav2vec2", "whisper"),
+    "xlm-roberta",
 )
 _OTHER_HEAD = re.compile(r"For(?:\w*Classification|QuestionAnswering)$")  # which no table of transformers lists
 _HEAD = re.compile(r"(?:For[A-Z]|LMHead).*")
