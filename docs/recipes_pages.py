@@ -79,8 +79,10 @@ def adapted_page() -> str:
         why = "; ".join(f.message for f in reasons)
         rows.append((f"`{e.name}`", _layout(published), _differences(published, shipped), why))
     text = f"# Adapted recipes\n\n{len(rows)} recipes differ from the layout they were published with, because a rule "
-    text += "refuses that layout or it does not fit, or not surely, on its GPUs. The reason is what the rules report today for the "
-    text += "published layout; the shipped layout is the nearest one that passes.\n\n"
+    text += (
+        "refuses that layout or it does not fit, or not surely, on its GPUs. The reason is what the rules report today "
+    )
+    text += "for the published layout; the shipped layout is the nearest one that passes.\n\n"
     return text + table(("recipe", "published", "shipped with", "why"), rows)
 
 

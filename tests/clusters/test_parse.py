@@ -99,7 +99,7 @@ def test_systems_of_an_unknown_size_are_an_error() -> None:
         ("xH100", "not a cluster", "8xH100"),
         ("8xH10", "did you mean H100", "8xH100"),
         ("4x8xH10", "did you mean H100", "4x8xH100"),
-        ("8xTPU", "unknown GPU tpu", None),
+        ("8xTPU", "TPUs are not among them", "8xH100"),
         ("８xH100", "not a cluster", "8xH100"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -139,3 +140,31 @@ def test_every_gpu_of_the_catalogue_is_found_by_what_it_is_called() -> None:
     for known in gpus():
         for typed in (f"2x{known.name}", f"2 {known.name.lower()}", f"{known.name}:2"):
             assert cluster(typed).gpu.name == known.name
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "fix"),
+    [
+        ("mac", "Apple's are not among them", "8xH100"),
+        ("M3 Max", "Apple's are not among them", "8xH100"),
+        ("1xTPUv5e", "TPUs are not among them", "8xH100"),
+        ("8xGaudi3", "other accelerators are not among them", "8xH100"),
+        ("16xtrn2", "other accelerators are not among them", "8xH100"),
+        ("rtx 4090 laptop", "a laptop's card", "memory_gib = 16"),
+        ("colab", "one of several GPUs", "1xT4"),
+        ("kaggle", "one of several GPUs", "2xT4"),
+        ("2x16GB", "name it", "2xRTX"),
+        ("24 GB VRAM", "name it", "1xRTX"),
+    ],
+)
+def test_a_machine_without_a_planned_gpu_is_named_as_such(typed: str, said: str, fix: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        cluster(typed)
+    assert fix in caught.value.fix[0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("kaggle T4 x2", "2xT4"), ("colab L4", "1xL4"), ("runpod 4x A40", "4xA40")]
+)
+def test_the_name_of_a_provider_is_no_part_of_the_gpu(typed: str, meant: str) -> None:
+    assert cluster(typed) == cluster(meant)

@@ -15,15 +15,13 @@ from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
 from meshwright.clusters.instances import instance, instance_names
+from meshwright.clusters.other_machines import EXAMPLES, instead_of
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import Assumption, Cluster, Gpu, nodes_of_racks
 from meshwright.errors import InputError
 from meshwright.similar import NUMBER_WORDS, misspelled
 
 DEFAULT_GPU = "H100"
-NO_CPUS = "plans are for GPUs; meshwright train RECIPE --tiny tries a small model on this machine's CPU"
-_CPU = re.compile(r"(?:^|(?<=[ x0-9]))cpus?(?: only)?$")
-EXAMPLES = ("8xH100", "4x8xH100")
 LARGEST_NODE = 72  # GPUs; without a GPU name, a larger second number is no node but probably a name
 
 MAX_LENGTH = 200  # characters of a description
@@ -50,7 +48,9 @@ _FORMS = (
 )
 """Compiled when tried: most descriptions match an early form."""
 _TIMES_SIGNS = str.maketrans("×✕✖*", "xxxx")
-_FILLERS = re.compile(r"^gpus?\s*[:=]\s*|\b(?:gpus?|cards?|accelerators?)\b")
+_FILLERS = re.compile(
+    r"^gpus?\s*[:=]\s*|\b(?:gpus?|cards?|accelerators?)\b|^(?:google |on )?(?:colab|kaggle|runpod|vast\.ai) (?=\S)"
+)
 _NUMBER_WORDS = {**NUMBER_WORDS, "single": 1, "dual": 2, "quad": 4}
 _NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(_NUMBER_WORDS)})\b")
 _CARD_NUMBER = re.compile(r"[1-5]0[5-9]0|16[56]0|[45]500|[2-8]000|7900|9070")
@@ -313,8 +313,8 @@ def _parts(text: str) -> _Parts:
     found = re.fullmatch(r"([0-9]+) ?x ?([a-z].*?) ?[x:] ?([0-9]+)", plain)
     if found and is_known(found[2]) and not is_known(f"{found[2]}-{found[3]}"):  # 2xA100x80 is of the memory
         raise _counts_around(text, *found.groups())
-    if _CPU.search(plain):
-        raise _bad(text, NO_CPUS, EXAMPLES)
+    if (other := instead_of(plain)) is not None:
+        raise _bad(text, *other)
     if unknown is not None and (_unknown_gpu(unknown["name"]) or not _unknown_gpu(plain)):  # rtx40900 is not rt x 40900
         return _counted(text, unknown)
     if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):
