@@ -171,6 +171,14 @@ def short_number(value: float, digits: str = ",.4g", least: float = 1e6) -> str:
     return f"{value / size:{digits}}{letter}" if size else f"{value:,.0f}"
 
 
+def parameter_count(parameters: float, digits: int = 2) -> str:
+    """Return a number of parameters in its unit: 8.03 B, 0.14 B, 12.30 M, 37.41 k."""
+    for unit, size, least in (("B", 1e9, 1e8), ("M", 1e6, 1e5), ("k", 1e3, 1e3)):
+        if parameters >= least:
+            return f"{parameters / size:,.{digits}f} {unit}"
+    return f"{parameters:,.0f}"
+
+
 def two_digits(value: float) -> str:
     """Return a number with two digits that count, or in full from 100: 0.0024, 1.6, 160, never 1.6e+02."""
     return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.2g}"

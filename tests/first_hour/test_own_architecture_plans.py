@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import meshwright as library
+from meshwright.display import parameter_count
 from meshwright.models import catalogue
 from meshwright.models.reader import known_architectures, spec_from_config
 from meshwright.models.readers.unread import collect_unread
@@ -170,3 +171,13 @@ def test_the_last_norm_of_an_inspected_model_is_a_norm() -> None:
     own = {**DENSE, "model_type": "labformer", "architectures": ["LlamaForCausalLM"]}
     parameters = call("inspect", written(own)).json["parameters"]
     assert (parameters["norms"], parameters["other"]) == (57 * 2560, 0)
+
+
+def test_a_tiny_model_has_a_size() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300}
+    tiny = {**DENSE, **sizes, "num_attention_heads": 4, "num_key_value_heads": 4}
+    answer = call("inspect", written({key: one for key, one in tiny.items() if key != "head_dim"}, "tiny"))
+    assert "0.0 M" not in json.dumps(answer.json)
+    assert [parameter_count(one) for one in (300, 37_412, 112_448, 12.3e6, 137e6, 8.03e9)] == [
+        *("300", "37.41 k", "0.11 M", "12.30 M", "0.14 B", "8.03 B"),
+    ]  # fmt: skip

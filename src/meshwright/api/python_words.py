@@ -21,7 +21,8 @@ def reword(error: MeshwrightError, fields: Iterable[Field]) -> None:
     names = {one.name for one in options.values()}
     field = options[error.field].name if error.field in options else error.field
     bare = [field] if field in names else []
-    error.fix = [_fix(str(one), options, bare) for one in error.fix]
+    fixes = [_fix(str(one), options, bare) for one in error.fix]
+    error.fix = fixes if isinstance(error.fix, list) else tuple(fixes)
     error.field, error.reason = field, with_parameters(error.reason, options)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import titled
+from meshwright.display import parameter_count
 
 AXES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 BYTES = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -40,6 +41,11 @@ def inspect(answer: Answer, found: Any) -> None:
     titled(out, "Assumed", [f"[yellow]{escape(one)}[/]" for one in answer["assumed"]])
 
 
+def _of_layer(parameters: int) -> str:
+    """Return the parameters of a layer, in millions unless it is tiny."""
+    return f"{parameters / 1e6:,.1f} M" if parameters >= 1e5 else parameter_count(parameters, 1)
+
+
 def _sizes(answer: Answer) -> str:
     model = answer["model"]
     tied = "tied embedding" if model["tied"] else "separate head"
@@ -64,7 +70,7 @@ def _group_row(one: Answer) -> tuple[str, ...]:
     places = f"{one['first']}" if one["layers"] == 1 else f"{one['first']}–{one['last']}"
     norms = [f"{one['norm_vectors']:g} norm vectors"] if one["norm_vectors"] else []
     sizes = "; ".join([*one["mixer"], *one["ffn"], *norms])
-    counts = (f"{one['parameters'] / 1e6:,.1f} M", f"{one['active_parameters'] / 1e6:,.1f} M")
+    counts = tuple(_of_layer(one[key]) for key in ("parameters", "active_parameters"))
     return (f"{one['layers']} ({places})", one["kind"], *counts, _scaled(one["forward_flops"], FLOPS), sizes)
 
 

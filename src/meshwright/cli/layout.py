@@ -9,6 +9,7 @@ from math import isclose
 from typing import Any
 
 from meshwright.cli.console import Out, escape
+from meshwright.display import parameter_count
 
 Answer = dict[str, Any]
 """A response as JSON."""
@@ -60,11 +61,8 @@ def memory_lines(estimate: dict[str, Any]) -> list[str]:
 
 def parameters_text(total: float, active: float) -> str:
     """Return a model's parameters, and those that a token uses if they are fewer."""
-    return f"{_count(total)} parameters" + (f", {_count(active)} active" if active < 0.99 * total else "")
-
-
-def _count(parameters: float) -> str:
-    return f"{parameters / 1e9:.2f} B" if parameters >= 1e7 else f"{parameters / 1e6:.2f} M"
+    used = f", {parameter_count(active)} active" if active < 0.99 * total else ""
+    return f"{parameter_count(total)} parameters{used}"
 
 
 def seconds(value: float) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import clusters, models
 from meshwright.clusters import Cluster
+from meshwright.display import parameter_count
 from meshwright.doctor.logged_settings import (
     LACKS,
     MODEL_ARGUMENTS,
@@ -112,7 +113,7 @@ def _block_parameters(model: ModelSpec) -> int:
 
 
 def described(model: ModelSpec) -> str:
-    return f"a model of {model.num_layers} layers and {model.params.total / 1e9:.2f} B parameters"
+    return f"a model of {model.num_layers} layers and {parameter_count(model.params.total)} parameters"
 
 
 def logged_overrides(run: Run, extra: tuple[str, ...]) -> tuple[str, ...]:

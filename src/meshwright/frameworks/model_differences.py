@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
+from meshwright.display import parameter_count
 from meshwright.frameworks.mapping import same_value
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.to_recipe import ImportedRecipe
@@ -205,7 +206,7 @@ def _both_sizes(imported: ImportedRecipe, model: ModelSpec) -> str:
     """Return the parameters of the file's model and of the given one, if they differ much."""
     if imported.file_model is None or not _differ_much(imported, model):
         return ""
-    own, given = (f"{one.params.total / 1e9:.2f} B" for one in (imported.file_model, model))
+    own, given = (parameter_count(one.params.total) for one in (imported.file_model, model))
     contradiction = "they contradict each other: " if _has_sizes(imported) else ""
     return f"; {contradiction}the file trains {own} parameters, the figures here are of {model.name} with {given}"
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from meshwright.display import Entry, Row
+from meshwright.display import Entry, Row, parameter_count
 
 from .quantization import Quantization
 
@@ -427,9 +427,9 @@ class ModelSpec(Entry, msgspec.Struct, frozen=True, dict=True):
 
     def summary(self) -> list[Row]:
         """Return name, size, shape and origin."""
-        size = f"{self.params.total / 1e9:.3f} B parameters"
+        size = f"{parameter_count(self.params.total, 3)} parameters"
         if self.params.active < self.params.total:
-            size += f", {self.params.active / 1e9:.3f} B active"
+            size += f", {parameter_count(self.params.active, 3)} active"
         shape = f"{self.num_layers} layers of {self.hidden:,}, vocabulary {self.vocab:,}"
         longest = f"{self.max_seq_length:,} tokens" if self.max_seq_length else ""
         origin = self.hf_id or self.source
