@@ -75,7 +75,7 @@ def test_no_plan_is_made_for_cpus(meshwright: Any, typed: str) -> None:
     assert "plans are for GPUs; meshwright train RECIPE --tiny" in error
 
 
-def test_a_training_without_gpus_is_judged_by_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_without_gpus_is_measured_against_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.engine import validate
 
     def no_gpus(text: str) -> Any:

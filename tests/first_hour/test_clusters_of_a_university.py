@@ -206,6 +206,35 @@ def test_a_log_of_a_part_of_the_cluster_names_the_nodes_to_write_in_its_file(mes
     Path("run.log").write_text(Path("run.log").read_text().replace("[128]", "[64]"))
     typed = ("doctor", "run.log", "--model", "llama3.2-3b", "--gpus", "uni.toml")
     (fix,) = meshwright(*typed, "--json").json["error"]["fix"]
-    assert fix == f"nodes = 16 in {Path('uni.toml').resolve()}"
+    assert fix == f"--gpus 16x{Path('uni.toml').resolve()}"
     Path("uni.toml").write_text(CLUSTER.replace("nodes = 32", "nodes = 16"))
     assert meshwright(*typed, "--json").json["gpus"] == "16x4xA100-40"
+
+
+def test_a_number_of_nodes_before_the_cluster_file_keeps_its_links(meshwright: Any) -> None:
+    typed = ("recommend", "llama3.2-3b", "--goal", "pretrain")
+    part = meshwright(*typed, "--gpus", "16xuni.toml", "--json").json
+    Path("half.toml").write_text(CLUSTER.replace("nodes = 32", "nodes = 16"))
+    whole = meshwright(*typed, "--gpus", "half.toml", "--json").json
+    assert part["question"]["gpus"] == "16x4xA100-40"
+    assert part["estimate"] == whole["estimate"]
+    again = next(command for engine, command in part["commands"].items() if "--gpus" in command)
+    assert f"--gpus 16x{Path('uni.toml').resolve()}" in again
+    assert meshwright(*again.split()[1:]).code == 0
+    error = meshwright(*typed, "--gpus", "16xother.toml", "--json").json["error"]
+    assert (error["value"], "file not found" in error["message"]) == ("other.toml", True)
+
+
+def test_a_job_of_a_recipe_on_a_part_of_a_cluster_copies_its_file(meshwright: Any) -> None:
+    Path("small.toml").write_text('name = "small"\nmodel = "llama32_1b"\ngoal = "pretrain"\ncluster = "2xuni.toml"\n')
+    job = meshwright("launch", "small.toml", "--scheduler", "slurm", "--write", "job")
+    assert job.code == 0, job.err
+    assert "--nodes=2" in "".join(one.read_text() for one in Path("job").iterdir())
+    assert 'cluster = "2xcluster.toml"' in Path("job/small.toml").read_text()
+    assert Path("job/cluster.toml").read_text() == CLUSTER
+
+
+def test_options_for_nodes_beside_a_cluster_file_are_written_as_one_argument(meshwright: Any) -> None:
+    typed = ("recommend", "llama3.2-3b", "--goal", "pretrain", "--gpus")
+    assert "--gpus 8xuni.toml" in meshwright(*typed, "uni.toml", "--nodes", "8").err
+    assert meshwright(*typed, "8xuni.toml", "--json").json["question"]["gpus"] == "8x4xA100-40"

@@ -95,7 +95,7 @@ def test_adapters_as_an_option_are_as_fast_as_recommended(meshwright: Any, model
         ("plan llama3-8b --goal pretrain --gpus 2x8xH100 --gpu h200", "--gpus 2x8xH200"),
         ("plan llama3-8b --goal pretrain --gpus 8xH100 --gpu h100", "without --gpu"),
         ("size llama3-8b --goal pretrain --gpus 16 --gpu h100", "--gpu h100 --max-gpus 16"),
-        ("recommend llama3-8b --goal pretrain --nodes 4 --gpus cluster.toml", "nodes = 4 in cluster.toml"),
+        ("recommend llama3-8b --goal pretrain --nodes 4 --gpus cluster.toml", "--gpus 4xcluster.toml"),
         ("recommend llama3-8b --goal pretrain --nodes 2 --gpus cluster.toml", "without --nodes"),
         (
             "estimate llama3-8b --goal pretrain --gpus-per-node 8 --gpus cluster.toml",
@@ -115,7 +115,9 @@ def test_gpus_in_two_options_are_joined(
     assert (ended.code, ended.json["error"]["fix"]) == (2, [fix])
     if fix.startswith("--"):  # and typed, it works
         kept = [
-            one for place, one in enumerate(typed) if not one.startswith("--gpu") and typed[place - 1][:5] != "--gpu"
+            one
+            for place, one in enumerate(typed)
+            if not one.startswith(("--gpu", "--nodes")) and typed[place - 1][:5] not in ("--gpu", "--nod")
         ]
         assert meshwright(*kept, *fix.split(), "--json").code == 0
 

@@ -71,7 +71,7 @@ def test_commands_and_fixes_keep_the_cluster_file(meshwright: Any, clusters: Pat
     sized = meshwright(*words, "--max-gpus", "48", "--json").json
     assert (sized["node"], sized["smallest"]["gpus"]) == (4, large["smallest_that_fits"])
     fails = meshwright("recommend", "llama3-8b", "--gpus", "own37.toml", "--goal", "pretrain", "--json").json
-    assert fails["error"]["fix"][0] == f"nodes = 34 in {clusters / 'own37.toml'}"
+    assert fails["error"]["fix"][0] == f"--gpus 34x{clusters / 'own37.toml'}"
     typed = meshwright("recommend", "Qwen3-235B-A22B", "--gpus", "2x4xGH200", "--goal", "sft").out
     assert "--gpu 2x4xGH200" in typed
 

@@ -190,11 +190,12 @@ def with_nodes(name: str, value: str, gpus: str) -> str:
         return _with_gpu(value, gpus)
     if not (counts_nodes or name in PER_NODE_NAMES) or not is_count or not gpus:
         return ""
-    from meshwright.clusters import cluster, is_known
+    from meshwright.clusters import cluster, file_as_typed, is_known
 
     if gpus.endswith(".toml"):
-        key = "nodes" if counts_nodes else "gpus_per_node"
-        return "" if _is_in_file(gpus, key, int(value)) else f"{key} = {value} in {gpus}"
+        key, path = "nodes" if counts_nodes else "gpus_per_node", file_as_typed(gpus)
+        setting = f"--gpus {shlex.quote(f'{value}x{path}')}" if counts_nodes else f"{key} = {value} in {path}"
+        return "" if _is_in_file(gpus, key, int(value)) else setting
     alone = is_known(gpus.strip())  # a GPU without a count: its usual nodes are meant
     try:
         found = cluster(f"1x{gpus}" if alone else gpus)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import clusters, file_access, models
+from meshwright import clusters, models
 from meshwright.api import requests
 from meshwright.api.dataset_length import with_data_beside
 from meshwright.api.resolve import assumed_in, is_recipe, referenced_model, require_known, typed_model
@@ -75,7 +75,7 @@ def question_for(
         model=spec,
         model_ref=reference,
         cluster=clusters.cluster(str(gpus)),
-        cluster_ref=str(file_access.resolved(str(gpus))) if str(gpus).endswith(".toml") else "",
+        cluster_ref=clusters.cluster_reference(str(gpus)),
         goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
         seq_length=sequence_length(request.seq),
         engine=request.engine or (ENGINES[0] if job is None else job.engine),  # type: ignore[arg-type]  # as validated

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright import clusters, file_access, frameworks, models, planner
+from meshwright import clusters, frameworks, models, planner
 from meshwright.api.continued_run import is_run, model_of_run
 from meshwright.api.dataset_length import epochs_beside
 from meshwright.api.resolve import (
@@ -457,7 +457,7 @@ def plan_for(
         model=spec,
         model_ref=model,
         cluster=clusters.cluster(cluster),
-        cluster_ref=str(file_access.resolved(cluster)) if cluster.endswith(".toml") else "",
+        cluster_ref=clusters.cluster_reference(cluster),
         goal=chosen,  # type: ignore[arg-type]  # one of its choices, as validated
         seq_length=sequence_length(None),
         engine=engine,  # type: ignore[arg-type]  # as above

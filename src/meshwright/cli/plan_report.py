@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from meshwright.api.paths import looks_like_path
 from meshwright.api.summary import layout_summary, model_label
 from meshwright.api.terms import legend
@@ -46,7 +48,7 @@ def recommend(answer: Answer, found: Any) -> None:
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
     titled(out, "Budget", budget_lines(answer, found.question.cluster.world))
     if "smallest_that_fits" in answer:
-        titled(out, "Needs", [_needs_line(answer, found.question.cluster_ref)])
+        titled(out, "Needs", [_needs_line(answer, found.question.cluster)])
     titled(out, "Original", published_lines(answer))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
@@ -213,7 +215,7 @@ def size(answer: Answer, found: Any) -> None:
     print_sizes(answer)
 
 
-def _needs_line(answer: Answer, file: str) -> str:
+def _needs_line(answer: Answer, on: Any) -> str:
     """Return the smallest clusters that fit, with offload and without; one of a file keeps the file's links."""
     smallest, plain = answer["smallest_cluster"], answer["smallest_without_offload"]
     if not smallest:
@@ -221,19 +223,20 @@ def _needs_line(answer: Answer, file: str) -> str:
     runs = answer["estimate"]["fits"] and not any(one["severity"] == "error" for one in answer["findings"])
     asked = answer["question"]["gpus"]
     if smallest == plain and not runs:
-        return _would_fit(smallest, asked, file, "")
-    with_offload = [] if runs else [_would_fit(smallest, asked, file, " with offload")]
+        return _would_fit(smallest, asked, on, "")
+    with_offload = [] if runs else [_would_fit(smallest, asked, on, " with offload")]
     none = "no count up to 16,384 fits without offload"
-    return "; ".join([*with_offload, _would_fit(plain, asked, file, " without offload") if plain else none])
+    return "; ".join([*with_offload, _would_fit(plain, asked, on, " without offload") if plain else none])
 
 
-def _would_fit(cluster: str, asked: str, file: str, how: str) -> str:
+def _would_fit(cluster: str, asked: str, on: Any, how: str) -> str:
     counts = re.match(r"(\d+)x(\d+)x", cluster)
     if _gpus(cluster) < _gpus(asked):
         how += f", though these are fewer than {_gpus(asked)} GPUs: the batch divides into more layouts"
-    if file and counts:
+    if on.file and counts:
         nodes, each = map(int, counts.groups())
-        return escape(f"{cluster} ({nodes * each} GPUs) would fit{how}: nodes = {nodes} in {file}")
+        setting = msgspec.structs.replace(on, nodes=nodes, gpus_per_node=each).nodes_setting
+        return escape(f"{cluster} ({nodes * each} GPUs) would fit{how}: {setting}")
     return f"--gpus {cluster} would fit{how}"
 
 

@@ -3,7 +3,7 @@
 from meshwright.clusters.assumptions import host_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known, normalize_name
 from meshwright.clusters.detect import read_nvidia_smi
-from meshwright.clusters.file import FILE_KEYS, file_of_cluster
+from meshwright.clusters.file import FILE_KEYS, cluster_reference, file_as_typed, file_of_cluster, with_file
 from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes, usual_node
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import AMD_ARCHS, Assumption, Cluster, Gpu, GpuArch, GpuLink
@@ -20,7 +20,9 @@ __all__ = [
     "GpuLink",
     "assumptions",
     "cluster",
+    "cluster_reference",
     "default_nodes",
+    "file_as_typed",
     "file_of_cluster",
     "gpu",
     "gpus",
@@ -29,4 +31,5 @@ __all__ = [
     "normalize_name",
     "read_nvidia_smi",
     "usual_node",
+    "with_file",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,16 +48,50 @@ def looks_like_path(text: str) -> bool:
 
 def file_of_cluster(text: str) -> str:
     """Return the full path of the file that a cluster argument names; empty if it names none."""
-    return str(file_access.resolved(text)) if looks_like_path(text) else ""
+    return str(file_access.resolved(_counted(text)[1])) if looks_like_path(text) else ""
 
 
-def read_cluster_file(path: str) -> Cluster:
-    """Return the cluster that a TOML file describes."""
+def file_as_typed(text: str) -> str:
+    """Return the path in a cluster argument that names a file, without a number of nodes before it."""
+    return _counted(text)[1]
+
+
+def with_file(text: str, path: str) -> str:
+    """Return a cluster argument with another file, and its number of nodes."""
+    return _argument(_counted(text)[0], path)
+
+
+def cluster_reference(text: str) -> str:
+    """Return a cluster argument that names a file with the file's full path; empty if it names none."""
+    nodes, path = _counted(text)
+    return "" if not path.endswith(".toml") else _argument(nodes, str(file_access.resolved(path)))
+
+
+def _argument(nodes: int | None, path: str) -> str:
+    return path if nodes is None else f"{nodes}x{path}"
+
+
+def _counted(text: str) -> tuple[int | None, str]:
+    """Return the nodes and the path in `16xuni.toml`: the cluster of a file with another number of nodes."""
+    found = re.fullmatch(r"([0-9]{1,7}) ?[x×*] ?(.+\.toml)", text, re.IGNORECASE)
+    if found is None or file_access.exists(text):
+        return None, text
+    return int(found[1]), found[2]
+
+
+def read_cluster_file(text: str) -> Cluster:
+    """Return the cluster that a TOML file describes, with a number of nodes that is typed before the path."""
+    nodes, path = _counted(text)
     sent = file_access.text_of(path, "gpus")
     try:
         table = _load(path, sent)
+        if nodes is not None:
+            table["nodes"] = nodes
         own_host = "host_gib" in table or isinstance(table.get("gpu"), dict)
-        return msgspec.structs.replace(_cluster_of(table), file=str(file_access.resolved(path)), own_host=own_host)
+        found = _cluster_of(table)
+        return msgspec.structs.replace(
+            found, file=str(file_access.resolved(path)), own_host=own_host, nodes_typed=nodes is not None
+        )
     except BadTableError as error:
         raise InputError(str(error), field="gpus", value=path[:200]) from None
     except InputError as error:  # an unknown GPU name inside the file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Literal
 
 import msgspec
@@ -67,6 +68,7 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     own_network: bool = False  # whether the cluster file gives the network
     name: str = ""  # of the whole cluster, if its file has one
     file: str = ""  # path of the file that describes it
+    nodes_typed: bool = False  # whether the number of nodes was typed before the file
     own_host: bool = False  # whether the cluster file gives host_gib
     racks: int = 0  # if its file counts racks as nodes
     storage_gb_s: float | None = None  # of checkpoints, from all GPUs together, if its file says so
@@ -95,15 +97,18 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     @property
     def argument(self) -> str:
         """What to type for it on the command line: its file, which has its links and host memory, or its counts."""
-        return self.file or str(self)
+        if not self.file:
+            return str(self)
+        return f"{self.racks or self.nodes}x{self.file}" if self.nodes_typed else self.file
 
     @property
     def nodes_setting(self) -> str:
-        """How to get this number of nodes: in its file if it has one, else as an argument."""
+        """How to get this number of nodes: of its file if it has one, which keeps its links."""
         if not self.file:
             return f"--gpus {self}"
-        each = f" and gpus_per_node = {self.gpus_per_node}" if self.racks else ""
-        return f"nodes = {self.nodes}{each} in {self.file}"
+        if self.racks:
+            return f"nodes = {self.nodes} and gpus_per_node = {self.gpus_per_node} in {self.file}"
+        return f"--gpus {quote(f'{self.nodes}x{self.file}')}"
 
     def summary(self) -> list[Row]:
         """Return the cluster as it is typed, its links and its price."""

@@ -234,7 +234,7 @@ def _without_irrelevant(recipe: Recipe, model: ModelSpec) -> Recipe:
 
 
 def _cluster_reference(on: Cluster, gpus: str | None) -> str:
-    return str(Path(gpus).resolve()) if gpus is not None and gpus.endswith(".toml") else str(on)
+    return clusters.cluster_reference(gpus or "") or str(on)
 
 
 def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Cluster, tuple[Assumption, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright import config_io, file_access, models
-from meshwright.clusters import Cluster, cluster, file_of_cluster
+from meshwright.clusters import Cluster, cluster, file_as_typed, file_of_cluster, with_file
 from meshwright.errors import InputError
 from meshwright.frameworks.common import short_training_notes
 from meshwright.frameworks.types import Program
@@ -137,11 +137,15 @@ def request_for(
     if is_file and training.text is None:
         training = _with_paths_of_file(training, recipe)
     cluster_file = file_of_cluster(recipe.cluster)
-    moves = find_scheduler(scheduler) == "slurm" and bool(cluster_file) and not Path(recipe.cluster).is_absolute()
+    moves = (
+        find_scheduler(scheduler) == "slurm"
+        and bool(cluster_file)
+        and not Path(file_as_typed(recipe.cluster)).is_absolute()
+    )
     copies = is_file and (training.text is not None or moves or find_scheduler(scheduler) in REMOTE_FILES)
     target = Path(training.target).name if copies else str(Path(training.target).resolve())
     text = training.text if training.text is not None or not copies else _text(training.target)
-    copied = {} if text is None else _with_cluster(target, text, cluster_file)
+    copied = {} if text is None else _with_cluster(target, text, recipe.cluster)
     found = _tiny(training, recipe, gpus) if training.tiny else check()
     return LaunchRequest(
         recipe=found.recipe,
@@ -198,12 +202,13 @@ def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Checked
     return Checked(overrides.apply(recipe, training.known_overrides), cluster(str(gpus)))
 
 
-def _with_cluster(target: str, text: str, cluster_file: str) -> dict[str, str]:
+def _with_cluster(target: str, text: str, named: str) -> dict[str, str]:
     """Return the files of a copied recipe: with a copy of its cluster file, because its path is of this machine."""
+    cluster_file = file_of_cluster(named)
     if not cluster_file:
         return {target: text}
     name = CLUSTER_FILE if target != CLUSTER_FILE else f"of_{CLUSTER_FILE}"
-    changed = config_io.edit(text, files.SUFFIXES[Path(target).suffix.lower()], {"cluster": name})
+    changed = config_io.edit(text, files.SUFFIXES[Path(target).suffix.lower()], {"cluster": with_file(named, name)})
     return {target: changed, name: _text(cluster_file, "cluster")}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from meshwright import file_access
-from meshwright.clusters import file_of_cluster
+from meshwright.clusters import file_as_typed, file_of_cluster, with_file
 from meshwright.config_io import join_key, parse_tree, read_text
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
@@ -63,10 +63,13 @@ def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe
 
 def _with_cluster_beside(recipe: Recipe, folder: Path) -> Recipe:
     """Return a recipe with the path of its cluster file, which the folder of a job has beside the recipe."""
-    if not file_of_cluster(recipe.cluster) or file_access.closed() or Path(recipe.cluster).is_file():
+    path = file_as_typed(recipe.cluster)
+    if not file_of_cluster(recipe.cluster) or file_access.closed() or Path(path).is_file():
         return recipe
-    beside = folder / recipe.cluster
-    return msgspec.structs.replace(recipe, cluster=str(beside)) if beside.is_file() else recipe
+    beside = folder / path
+    return (
+        msgspec.structs.replace(recipe, cluster=with_file(recipe.cluster, str(beside))) if beside.is_file() else recipe
+    )
 
 
 def to_text(recipe: Recipe, format: str = "toml") -> str:

@@ -130,11 +130,9 @@ def gemma3_vl_12b_peft_config() -> Recipe:
     return peft("gemma3_vl_12b", 1, lr=0.0002, min_lr=2e-5, recompute="full", **GEMMA3_FINETUNE, **VL_FINETUNE)
 
 
-@recipe(family="gemma", published=Published(start={"recompute": "none"}))
+@recipe(family="gemma")
 def gemma3_vl_27b_sft_config() -> Recipe:
-    return sft(
-        "gemma3_vl_27b", 16, tp=8, pp=2, lr=5e-5, min_lr=5e-6, recompute="full", **GEMMA3_FINETUNE, **VL_FINETUNE
-    )
+    return sft("gemma3_vl_27b", 16, tp=8, pp=2, lr=5e-5, min_lr=5e-6, **GEMMA3_FINETUNE, **VL_FINETUNE)
 
 
 @recipe(family="gemma")
