@@ -115,7 +115,8 @@ class Sources:
                 if "ClassVar" in ast.unparse(one.annotation):
                     continue
                 keyword = self.keyword(module, one.target.id, one.annotation, one.value is None)
-                found[one.target.id] = replace(keyword, default=_default(one.value))
+                choices = keyword.choices or _parser_choices(one.value)
+                found[one.target.id] = replace(keyword, default=_default(one.value), choices=choices)
                 alias = _alias(one.value)
                 if alias:
                     found[alias] = self.keyword(module, alias, one.annotation, False)
@@ -265,6 +266,19 @@ def _default(value: ast.expr | None) -> bool | None:
         value = next((one.value for one in value.keywords if one.arg == "default"), None)
     found = value.value if isinstance(value, ast.Constant) else None
     return found if isinstance(found, bool) else None
+
+
+def _parser_choices(value: ast.expr | None) -> tuple[str, ...]:
+    """Return the choices that a field passes to its command-line parser: metadata={"choices": [...]}."""
+    for one in value.keywords if isinstance(value, ast.Call) else ():
+        if one.arg == "metadata" and isinstance(one.value, ast.Dict):
+            named = {
+                getattr(key, "value", ""): item for key, item in zip(one.value.keys, one.value.values, strict=True)
+            }
+            listed = named.get("choices")
+            items = listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
+            return tuple(item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str))
+    return ()
 
 
 def _alias(value: ast.expr | None) -> str:

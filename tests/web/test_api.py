@@ -261,3 +261,20 @@ def test_usual_addresses_lead_to_the_description_of_the_api(client: TestClient, 
     found = client.get(path)
     assert found.status_code == 200
     assert "/api/check" in (found.json()["paths"] if "json" in path else found.text)
+
+
+@pytest.mark.parametrize(
+    ("address", "sent", "text"),
+    [
+        ("/api/check", {"json": {"config": "optimizer: x"}}, "config is for other contents"),
+        ("/api/check?config=x", {"json": {"text": "a: 1"}}, "in a JSON body, not in the query"),
+        ("/api/check", {"content": "config=x"}, "the body is an object of text, config, target"),
+    ],
+)
+def test_a_post_names_the_fields_that_it_takes(
+    address: str, sent: dict[str, str], text: str, client: TestClient
+) -> None:
+    error = client.post(address, **sent).json()["error"]  # type: ignore[arg-type]
+    assert text in error["message"]
+    assert "target" in error["message"]
+    assert "text" in error["message"]

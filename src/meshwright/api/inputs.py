@@ -216,7 +216,7 @@ def read(
             values[field.name] = _converted(field, value, surface, strings)
         elif field.name in named and field.input.absent is not None:
             values[field.name] = field.input.absent
-    _require(fields, values, known, surface, files)
+    _require(fields, values, known, surface, files, tuple(sent))
     if notes and "notes" in request.__struct_fields__:
         values["notes"] = tuple(notes)
     return validated(request(**values), surface), sent_files
@@ -228,8 +228,14 @@ def _is_on(field: Field, surface: Surface, files: bool) -> bool:
 
 
 def _require(
-    fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[str, Text], surface: Surface, files: bool
+    fields: Sequence[Field],
+    values: Mapping[str, Any],
+    texts: Mapping[str, Text],
+    surface: Surface,
+    files: bool,
+    given: Sequence[str] = (),
 ) -> None:
+    """Raise an error about the required fields that are missing; `given` are the names of the texts that were sent."""
     missing = [field for field in fields if field.required and field.name not in values]
     if any(field.input.needed for field in missing) and _names_recipe(fields, values, "cli" if files else surface):
         missing = [field for field in missing if not field.input.needed]
@@ -254,7 +260,10 @@ def _require(
         )
     else:
         fix = (*_misplaced(first, values), *fix)
-    raise InputError(f"{', '.join(names)} required", field=first.name, fix=fix)
+    others = [one for one in given if one not in {text.name for text in first.input.texts}]
+    wrong = f"; {others[0]} is for other contents: {texts[others[0]].help}" if others and first.input.texts else ""
+    fix = (f'{first.input.texts[0].name}: "the contents of the file"', *fix) if wrong else fix
+    raise InputError(f"{', '.join(names)} required{wrong.rstrip('.')}", field=first.name, fix=fix)
 
 
 def _misplaced(missing: Field, values: Mapping[str, Any]) -> tuple[str, ...]:

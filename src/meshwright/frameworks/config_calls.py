@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright import similar
+from meshwright.frameworks import trainer_names
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.start_checks import TABLES, TRAINER_CHOICES, broken_checks, tables_of
 from meshwright.frameworks.types import SourcedValue
-from meshwright.rules.rule import Finding
+from meshwright.rules.rule import Finding, Severity
 
 CONFIGS: Mapping[str, str] = {
     **{f"{name.upper()}Config": name for name in ("dpo", "grpo", "kto", "rloo", "bco", "cpo", "orpo", "gkd", "xpo")},
@@ -22,8 +23,6 @@ CONFIGS: Mapping[str, str] = {
 }  # fmt: skip
 """Configs of TRL by the subcommand of their training; PPOConfig had arguments of its own in each release."""
 TRL_KEYS = Path(__file__).with_name("front_ends") / "trl.tsv"
-NAMED = {"optim": "=optim", "lr_scheduler_type": "=schedule"}
-EARLIER_NAMES = ("adamw_hf",)  # that transformers 4 had
 
 
 def config_findings(call: ast.Call, name: str, fields: Mapping[str, object], path: str) -> Iterator[Finding]:
@@ -68,13 +67,14 @@ def _misspelled(call: ast.Call, name: str, known: set[str], path: str) -> Iterat
 
 
 def _names(arguments: Mapping[str, SourcedValue]) -> Iterator[Finding]:
-    """Yield optimizers and schedules that are a misspelled one of transformers'."""
-    for key, owner in NAMED.items():
+    """Yield optimizers and schedules that transformers does not have."""
+    for key in trainer_names.ARGUMENTS:
         setting = arguments.get(key)
         if setting is None or setting.unresolved or not isinstance(setting.value, str):
             continue
-        known, text = tuple(read_table(TRL_KEYS).owners[owner]), setting.value.lower()
-        near = "" if text in (*known, *EARLIER_NAMES) else next(iter(similar.closest(text, known)), "")
-        if near:
-            message = f"transformers has no {key} {setting.value}; did you mean {near}?"
-            yield Finding("value.invalid", "error", key, message, (f'{key}="{near}"',), setting.file, setting.line)
+        refused = trainer_names.refused_name(key, setting.value)
+        if refused is not None:
+            severity: Severity = "warning" if refused.removed else "error"
+            message = refused.message("transformers", key, setting.value)
+            fix = (f'{key}="{refused.meant}"',) if refused.meant else ()
+            yield Finding("value.invalid", severity, key, message, fix, setting.file, setting.line)

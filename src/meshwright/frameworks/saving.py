@@ -199,7 +199,7 @@ def _rarely(
     hours = every * float(estimate.step_s) / 3600
     limit = None if launch is None or _saves_in_time(imported) else job_hours(launch.job)
     too_late = limit is not None and hours > limit
-    if (every > recipe.train.steps and not recipe.train.epochs) or (hours < RARE_H and not too_late):
+    if (every > recipe.train.steps and not recipe.train.epochs) or (hours < RARE_H and not too_late) or every == 1:
         return
     yield Finding(
         RARE_RULE,
@@ -207,7 +207,7 @@ def _rarely(
         key,
         f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {hours:,.0f} hours"
         f"{cost_of(hours, limit)}",
-        _interval_fix(imported, recipe, every, hourly(float(estimate.step_s))),
+        _interval_fix(imported, recipe, every, hourly(float(estimate.step_s), limit_h=limit)),
         file=setting.file,
         line=setting.line,
     )

@@ -12,6 +12,7 @@ import msgspec
 
 from meshwright import similar
 from meshwright.errors import InputError
+from meshwright.frameworks import trainer_names
 from meshwright.frameworks.adapter_defaults import adapter_defaults
 from meshwright.frameworks.constructors import ARGUMENTS as REMOVED_ARGUMENTS
 from meshwright.frameworks.framework import Content
@@ -110,13 +111,11 @@ RENAMED = {"evaluation_strategy": "eval_strategy"}  # arguments that TrainingArg
 WRITTEN_OUT = {"evaluation_steps": "eval_steps"}  # a name that never existed, whose misspellings mean the argument
 SHORTEST_TYPO = 8  # letters: short names of a program's own arguments are near too many others
 LAUNCHER_ARGUMENTS = ("local_rank",)  # that launchers add
-NAMED = {"optim": "=optim", "lr_scheduler_type": "=schedule"}  # arguments whose values are names of transformers
-EARLIER_NAMES = ("adamw_hf",)  # that transformers 4 had
 TRL_KEYS = Path(__file__).with_name("front_ends") / "trl.tsv"
 NUMBERS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
     "num_train_epochs", "max_steps", "learning_rate", "weight_decay", "warmup_ratio", "max_grad_norm", "adam_beta1",
-    "adam_beta2", "adam_epsilon", "save_total_limit", "seed")  # fmt: skip
-"""Arguments of transformers.TrainingArguments that are numbers."""
+    "adam_beta2", "adam_epsilon", "save_total_limit", "seed", *LENGTHS)  # fmt: skip
+"""Arguments of transformers.TrainingArguments, and of usual programs, that are numbers."""
 WORD = re.compile(
     r"(?!(?i:inf|nan|none)$)[A-Za-z]+|[\d.]+(e-?)?\d*[A-Za-z]+|[\d.]+e[+-]{2,}\d+"
 )  # 2e-5e and sixteen; no placeholder
@@ -298,21 +297,20 @@ def unknown_names(framework: str, args: Arguments) -> Iterator[Finding]:
             file=kernel.file,
             line=kernel.line,
         )
-    for name, owner in NAMED.items():
+    for name in trainer_names.ARGUMENTS:
         setting = args.get(name)
         if setting is None or setting.unresolved or not PLAIN_NAME.fullmatch(str(setting.value)):
             continue
-        known, text = tuple(read_table(TRL_KEYS).owners[owner]), str(setting.value)
-        if text.lower() in (*known, *EARLIER_NAMES):
+        refused_name = trainer_names.refused_name(name, setting.value)
+        if refused_name is None:
             continue
-        near = next(iter(similar.closest(text.lower(), known)), "")
-        meant = f"; did you mean {near}?" if near else f"; it has {', '.join(known[:12])} …"
+        severity: Severity = "warning" if refused_name.removed else "error"
         yield Finding(
             f"{framework}.argument-refused",
-            "error",
+            severity,
             name,
-            f"transformers has no {name} {text}{meant}",
-            (_argument(name, near, setting),) if near else (),
+            refused_name.message("transformers", name, setting.value),
+            (_argument(name, refused_name.meant, setting),) if refused_name.meant else (),
             file=setting.file,
             line=setting.line,
         )

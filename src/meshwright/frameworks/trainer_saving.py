@@ -69,7 +69,7 @@ def _interval(
     late = not recipe.train.epochs and every >= steps
     hours = (steps if late else every) * step_s / 3600
     too_late = limit is not None and hours > limit
-    if hours < (LONG_H if late else RARE_H) and not too_late:
+    if (hours < (LONG_H if late else RARE_H) and not too_late) or (not late and every == 1):
         return
     by_default = "" if interval is not None else " (the default)"
     value = f"{INTERVAL}={every:,}{by_default}"
@@ -79,7 +79,7 @@ def _interval(
         message = f"{value} {last}: {without}{cost_of(hours, limit) if too_late else ''}"
     else:
         message = f"{value} is a checkpoint every {hours:,.0f} hours{cost_of(hours, limit)}"
-    changes = {INTERVAL: hourly(step_s, steps if late else None), **_kept(recipe)}
+    changes = {INTERVAL: hourly(step_s, steps if late else None, limit), **_kept(recipe)}
     yield _finding(LATE_RULE if late else RARE_RULE, INTERVAL, message, _fix(program, changes), interval or stated)
 
 

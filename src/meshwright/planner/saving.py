@@ -21,9 +21,13 @@ LATEST_KEPT = 3  # checkpoints that the fix keeps where a framework keeps the la
 KEY = "checkpoint.save_every"
 
 
-def hourly(step_s: float, steps: int | None = None) -> int:
-    """Return the steps of the interval that a fix suggests, at most those of the training."""
-    wanted = max(1, round(SAVE_H * 3600 / step_s))
+def hourly(step_s: float, steps: int | None = None, limit_h: float | None = None) -> int:
+    """Return the steps of the interval that a fix suggests: about an hour, or half of a shorter job.
+
+    At most `steps`, those of the training; at least one, however long it takes.
+    """
+    hours = SAVE_H if limit_h is None else min(SAVE_H, limit_h / 2)
+    wanted = max(1, round(hours * 3600 / step_s))
     return wanted if steps is None else max(1, min(wanted, steps))
 
 
@@ -74,7 +78,7 @@ def saving_findings(case: Case, own: bool) -> Iterator[Finding]:
     step_s = float(case.cached(costs.estimate).step_s)
     late = not train.epochs and (every == 0 or every > train.steps)
     hours = (train.steps if late else every) * step_s / 3600
-    if hours < (LONG_H if late else RARE_H) or not (late or own):
+    if hours < (LONG_H if late else RARE_H) or not (late or own) or (not late and every == 1):
         return
     if late:
         where = "saves only at the end" if every == 0 else "is beyond the last step"

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 
 from meshwright import __version__
-from meshwright.api.inputs import fields_of, json_schema, texts_of
+from meshwright.api.inputs import SHOWN_BYTES, fields_of, json_schema, texts_of
 from meshwright.api.schema import component_schemas
 from meshwright.api.verbs import VERBS, Verb, verbs_on
 from meshwright.errors import InputError
@@ -47,7 +47,7 @@ def _route(verb: Verb, method: str, path: str) -> None:
 
     async def answer(request: Request) -> Response:
         dispatcher = dispatcher_of(request)
-        arguments: Any = _query(verb, request) if is_get else await _body(request)
+        arguments: Any = _query(verb, request) if is_get else await _body(verb, request)
         if not isinstance(arguments, dict):
             failed = arguments if isinstance(arguments, InputError) else _not_an_object(verb, arguments)
             return JSONResponse(error_of(failed), 400, {"cache-control": "no-store"})
@@ -79,22 +79,36 @@ def _query(verb: Verb, request: Request) -> dict[str, Any]:
     return {name: query.getlist(name) if name in repeated else query[name] for name in query}
 
 
-async def _body(request: Request) -> Any:
+async def _body(verb: Verb, request: Request) -> Any:
     body = await request.body()
+    if ignored := next(iter(request.query_params), ""):
+        reason = f"a POST takes its arguments in a JSON body, not in the query; {verb.name} takes {_taken(verb)}"
+        return InputError(reason, ignored[:SHOWN_BYTES], request.query_params[ignored][:SHOWN_BYTES], _example(verb))
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error) if body.strip() else "the body is empty"
         shown = body[:80].decode("utf-8", "replace")
-        return InputError(f"not valid JSON: {reason}", "body", shown, ('{"model": "llama3-8b"}',))
+        reason = f"not valid JSON: {reason}; the body is an object of {_taken(verb)}"
+        return InputError(reason, "body", shown, _example(verb))
+
+
+def _taken(verb: Verb) -> str:
+    """Return the arguments of a POST: the texts first, as they are what a GET does not have."""
+    names = (*texts_of(verb.request), *(one.name for one in fields_of(verb.request) if "http" in one.input.surfaces))
+    return ", ".join(dict.fromkeys(names))
+
+
+def _example(verb: Verb) -> tuple[str, ...]:
+    """Return the body with the first required argument; empty if none is."""
+    first = next((one for one in fields_of(verb.request) if one.required), None)
+    fix = first.fix("http")[:1] if first is not None else ()
+    return tuple(f"{{{one}}}".replace(f"{{{first.name}:", f'{{"{first.name}":') for one in fix if first is not None)
 
 
 def _not_an_object(verb: Verb, sent: Any) -> InputError:
     kind = "null" if sent is None else type(sent).__name__
-    first = next((one for one in fields_of(verb.request) if one.required), None)
-    fix = [f"{{{one}}}" for one in first.fix("http")[:1]] if first is not None else []
-    fix = [text.replace(f"{{{first.name}:", f'{{"{first.name}":') for text in fix] if first is not None else []
-    return InputError(f"must be a JSON object of arguments, not {kind}", "body", fix=fix)
+    return InputError(f"must be a JSON object of arguments, not {kind}", "body", fix=_example(verb))
 
 
 def _not_found(reply: Reply, verb: Verb) -> Reply:

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
+from meshwright.frameworks.front_ends.checked_choices import with_checked
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
 from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, SHARES, VALUES, has_both
 from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.hf_arguments import NO, is_switch
-from meshwright.frameworks.key_table import NULLS, PLACEHOLDER, Key, KeyTable, near_name
-from meshwright.frameworks.other_versions import OLDER_ACCEPT
+from meshwright.frameworks.key_table import NULLS, PLACEHOLDER, Key, KeyTable
+from meshwright.frameworks.other_versions import OLDER_ACCEPT, WAS_REMOVED
+from meshwright.frameworks.trainer_names import refused_name
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps.hugging_face import ATTENTION_KERNELS, meant_kernel, refused_kernel
 from meshwright.rules.rule import Finding, Severity
-from meshwright.similar import closest, is_slip, misspelled
+from meshwright.similar import is_slip, misspelled
 
 OTHERS = 3  # keys that are like none of the front end's: the file is that of a program with its own arguments
 PROGRAM_OPTIONS = ("config", "help", "launcher", "ray")
-NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule"}
-"""Keys whose values are names that transformers has; front ends add names of their own."""
 KERNEL_KEYS = ("attn_implementation", "attn_impl", "flash_attn")
 SHORT_KERNELS = {"flash_attn": {"flash_attention_2": "fa2", "flash_attention_3": "fa3", "eager": "disabled"}}
 """Kernels as the values of a key that has names of its own for them."""
@@ -79,7 +81,10 @@ def key_findings(
         if not name or at.path in reported:
             continue
         if found is not None:
-            yield from _value_finding(one, known, at, found, table)
+            row = (
+                msgspec.structs.replace(found, choices=()) if is_others else with_checked(table, owner, found, settings)
+            )
+            yield from _value_finding(one, at, row, table)
             continue
         reported.add(at.path)
         if at.path in one.removed.get(table, {}):
@@ -117,7 +122,7 @@ def _unknown(
     yield at.finding(rule, severity, f"{one.title} {verb} {at.shown}{hint}", fix)
 
 
-def _value_finding(one: FrontEnd, known: KeyTable, at: _Place, found: Key, table: str) -> Iterator[Finding]:
+def _value_finding(one: FrontEnd, at: _Place, found: Key, table: str) -> Iterator[Finding]:
     """Yield why the front end does not accept the value of a key that it has."""
     key, value, is_known = at.key, at.setting.value, not at.setting.unresolved
     if is_known and (older := VALUES.get((table, key, str(value)))):
@@ -138,9 +143,10 @@ def _value_finding(one: FrontEnd, known: KeyTable, at: _Place, found: Key, table
         reason, meant = refused
         message = f"{one.title} has no {at.shown} {value}; {reason}"
         yield at.finding("value.invalid", "error", message, at.with_value(key, meant))
-    elif is_known and (meant := _meant_name(known, key, value)):
-        message = f"{at.shown}: {value} does not exist; did you mean {meant}?"
-        yield at.finding("value.invalid", "error", message, at.with_value(key, meant))
+    elif is_known and at.path == key and (name := refused_name(key, value, table)):
+        joint = WAS_REMOVED if name.removed else " does not exist; " if name.meant else ": "
+        message = f"{at.shown}: {value}{joint}{name.reason}"
+        yield at.finding("value.invalid", "error", message, at.with_value(key, name.meant))
 
 
 def _spelled(known: KeyTable, key: str) -> str:
@@ -260,18 +266,6 @@ def _refused_kernel(table: str, key: Key, value: Any) -> tuple[str, str] | None:
     if value.strip().lower() in NULLS or PLACEHOLDER.fullmatch(value.strip()):
         return None
     return refused_kernel(value.strip(), OWN_KERNELS.get(table, ATTENTION_KERNELS))
-
-
-def _meant_name(known: KeyTable, key: str, value: Any) -> str:
-    """Return the optimizer or schedule that a mistyped name may mean; else empty."""
-    owner = NAMES_OF.get(key)
-    if owner is None or not isinstance(value, str):
-        return ""
-    names = tuple(known.owners.get(owner, ()))
-    plain = value.strip().lower()
-    near = near_name(plain, names) or next(iter(closest(plain, names, 1) if owner == "=schedule" else ()), "")
-    longer = (plain.startswith(near) or near.startswith(plain)) and abs(len(near) - len(plain)) > 1
-    return near if near and plain not in names and not longer else ""  # a longer name may be another one
 
 
 def find_key(known: KeyTable, key: str) -> tuple[str, str, Key | None]:

@@ -29,9 +29,16 @@ TEMPLATE, OWN_TEMPLATE, CHAT = "chat_template", "tokenizer_default", "chat_templ
 ADDS_TOKENS = ("tokens", "special_tokens", "added_tokens_overrides")  # keys of Axolotl
 SWIFT_ZERO = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 """Configs of DeepSpeed that ms-swift ships; any other value of deepspeed is a file or JSON."""
-AXOLOTL_TYPES = ("chat_template", "completion", "alpaca", "alpaca_chat", "input_output", "llama2_chat",
-    "user_defined", "context_qa", "metharme", "orcamini", "pygmalion", "stepwise_supervised")  # fmt: skip
-"""Modules of Axolotl's prompt strategies; a module of the user's own may be another one."""
+AXOLOTL_TYPES = ("chat_template", "completion", "alpaca", "alpaca_chat", "alpaca_instruct", "alpaca_w_system",
+    "input_output", "llama2_chat", "user_defined", "context_qa", "creative_acr", "messages", "metharme", "orcamini",
+    "pretrain", "pygmalion", "stepwise_supervised", "bradley_terry", "_synthetic", "concisechoice", "explainchoice",
+    "gpteacher", "jeopardy", "oasst", "reflection", "summarizetldr")  # fmt: skip
+"""Modules of Axolotl's prompt strategies, and DATASET_HANDLERS of its utils/data/wrappers.py.
+
+A module of the user's own is written with dots, for supervised fine-tuning; a training with preferences tries every
+name as a module.
+"""
+OTHER_DATA = ("rl", "skip_prepare_dataset", "plugins")  # keys with which other modules read the rows
 AXOLOTL_TEMPLATES = (
     *("alpaca", "chatml", "mistral_v1", "mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken", "gemma", "cohere"),
     *(
@@ -61,13 +68,13 @@ SHAREGPT_NOW = (
 )
 CONVERSATION = "conversation"  # the template of a sharegpt dataset, which only releases before 0.5 read
 _CONVERSATION_KEY = re.compile(rf"(?:test_)?datasets\[\d+\]\.{CONVERSATION}")
+PLAIN = re.compile(r"\w+")  # no variable that is filled in later
 _TYPE_KEY = re.compile(r"(test_)?datasets\[\d+\]\.type")
 
 
 def swift_refused(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield values of ms-swift that name nothing: key, reason, value instead."""
-    for key in ("tuner_type", "train_type"):
-        yield from _misspelled(key, values.get(key), SWIFT_TUNERS, "ms-swift has no such adapter")
+    yield from _misspelled("train_type", values.get("train_type"), SWIFT_TUNERS, "ms-swift has no such adapter")
     config = values.get("deepspeed")
     if isinstance(config, str) and re.fullmatch(r"zero[\w-]*", config) and config not in SWIFT_ZERO:
         yield "deepspeed", f"neither a file nor one of {', '.join(SWIFT_ZERO)}", ""
@@ -84,7 +91,12 @@ def axolotl_dataset_types(values: Mapping[str, Any]) -> Iterator[tuple[str, str,
                 continue
             yield key, f"Axolotl 0.5 and newer refuse to start with it; {SHAREGPT_NOW}", "chat_template"
             continue
-        yield from _misspelled(key, name or None, AXOLOTL_TYPES, "Axolotl has no such type of dataset")
+        reason = "Axolotl has no such type of dataset"
+        near = list(_misspelled(key, name or None, AXOLOTL_TYPES, reason))
+        yield from near
+        is_module = not isinstance(value, str) or "." in value or any(values.get(one) for one in OTHER_DATA)
+        if name and not near and name not in AXOLOTL_TYPES and not is_module and PLAIN.fullmatch(name):
+            yield key, f"{reason}; allowed: {', '.join(AXOLOTL_TYPES)}, or a module of yours with dots", ""
 
 
 def swift_template_findings(settings: Settings, is_command: bool) -> Iterator[Finding]:

@@ -190,12 +190,13 @@ def _refused(file: _File) -> tuple[Finding, ...]:
 
 def _findings(file: _File, refused: tuple[Finding, ...]) -> Iterator[Finding]:
     one, content, settings, known = file.one, file.content, file.settings, file.known
-    of_keys = key_findings(one, known, settings, file.is_open, file.is_command, file.table_name)
+    of_keys = list(key_findings(one, known, settings, file.is_open, file.is_command, file.table_name))
     yield from _without_own_fields(one, content, of_keys)
     yield from tables_for_values(known, settings)
     yield from refused
     yield from one.own_findings(settings, file.is_command)
-    yield from _start_findings(file, refused)
+    misspelled = (found for found in of_keys if found.rule == "value.invalid" and found.fix)
+    yield from _start_findings(file, (*refused, *misspelled))
     yield from plugin_findings(one, settings)
     yield from column_findings(one, content.folder, settings, file.is_command)
     if not file.is_command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ EXCLUSIVE = {
     ("bf16", "fp16"): "transformers accepts one of bf16 and fp16",
     ("load_in_4bit", "load_in_8bit"): "weights are loaded in 4 or in 8 bits, not in both",
 }
+WORD = re.compile(r"(?!(?i:inf|nan|none|null)$)[A-Za-z]\w*")  # no variable that is filled in later
 UNLIMITED, SEVERAL = "max_length", 2  # keys of another release from which a file is for it
 TABLES = ("map", "list")  # types of keys that have keys of their own
 
@@ -40,11 +42,21 @@ def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[s
                 yield key, f"must be above 0: {POSITIVE[argument]}", ""
         elif argument == "learning_rate" and (number := _number(value)) is not None and number < 0:
             yield key, "must not be negative", ""
+        elif argument == "learning_rate" and _is_word(one, key, value):
+            yield key, "expected a number", ""
         elif key == "warmup_ratio" and (number := _number(value)) is not None and not 0 <= number <= 1:
             yield key, "must be in [0, 1]: it is a share of all steps", ""
     for (first, second), reason in EXCLUSIVE.items():
         if all(str(values.get(key)).lower() == "true" for key in (first, second)):
             yield second, f"{first} is true as well: {reason}", "false"
+
+
+def _is_word(one: FrontEnd, key: str, value: Any) -> bool:
+    """Return whether a number is a word, and its schema does not say so: that of Axolotl takes text and converts it."""
+    row = one.table.find("", key)
+    return (
+        row is not None and "str" in row.types and isinstance(value, str) and WORD.fullmatch(value.strip()) is not None
+    )
 
 
 def _was_unlimited(one: FrontEnd, values: Mapping[str, Any], key: str) -> bool:

@@ -328,7 +328,7 @@ def no_tokenizer_files(ctx: RuleContext) -> Problem | None:
 
 def position_embeddings(ctx: RuleContext) -> Problem | None:
     length, positions = get_int(ctx, "seq_length"), get_int(ctx, "max_position_embeddings")
-    if not length or not positions or positions >= length:
+    if not length or positions is None or positions >= length:
         return None
     return Problem(
         f"--max-position-embeddings {positions} is less than --seq-length {length}",

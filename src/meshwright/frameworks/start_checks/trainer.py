@@ -15,6 +15,7 @@ TRAINER_PLACE = "transformers/trainer.py: Trainer.__init__"
 EARLY_PLACE = "transformers/trainer_callback.py: EarlyStoppingCallback.on_train_begin"
 EARLY_STOPS = ("early_stopping_patience", "early_stopping_steps")  # of the callback, and of LLaMA-Factory
 TUNERS = ("tuner_type", "train_type", "finetuning_type")  # keys of front ends that may train all weights
+BLOCK = "block_size"  # of transformers' examples of language modeling
 AT_TRAINING = "stops with an AssertionError when the training begins"
 
 
@@ -171,6 +172,15 @@ def _at_least_one(key: str) -> StartCheck:
     return StartCheck(key, broken, f"{{{key}}} must be at least 1", {key: 1}, TRAINER_PLACE)
 
 
+def _no_length(key: str) -> StartCheck:
+    def broken(given: Given) -> bool:
+        number = given.number(key) if given.is_stated(key) else None
+        return number is not None and number < 1 and (number != -1 or key == BLOCK)  # -1: as long as the model can
+
+    return StartCheck(key, broken, f"{{{key}}}: a sample has at least one token", {key: 2048}, TRAINER_PLACE,
+        effect="stops when the data is prepared")  # fmt: skip
+
+
 def _no_share(given: Given) -> bool:
     number = given.number("warmup_ratio") if given.is_stated("warmup_ratio") else None
     return number is not None and not 0 <= number <= 1
@@ -277,6 +287,7 @@ TRAINER = Table(
         StartCheck("warmup_ratio", _no_share, "{warmup_ratio} is no share of the steps: it is between 0 and 1",
             {"warmup_ratio": 0.03}, PLACE),
         *(_at_least_one(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")),
+        *(_no_length(key) for key in (BLOCK, "max_seq_length", "model_max_length", "max_seq_len")),
         *(_fraction(key) for key in ("logging_steps", "eval_steps", "save_steps")),
         StartCheck("logging_steps",
             lambda given: given.text("logging_strategy") == "steps" and given.number("logging_steps") == 0,

@@ -17,8 +17,13 @@ from meshwright.similar import misspelled
 PLACE = "trl/trainer/sft_trainer.py: SFTTrainer.__init__"
 PACKING = "trl/trainer/sft_trainer.py: SFTTrainer._prepare_dataset"
 SCRIPT = "trl/scripts/utils.py: get_dataset"
+GRPO_PLACE = "trl/trainer/grpo_trainer.py: GRPOTrainer"
 DPO_PLACE = "trl/trainer/dpo_trainer.py: DPOTrainer.__init__"
 LOSSES = ("nll", "dft", "chunked_nll")  # loss_type of SFTTrainer
+GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")
+DPO_LOSSES = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
+    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm")  # fmt: skip
+OLDER_LOSSES = ("kto_pair", "aot_pair")  # of DPOTrainer before 0.29
 SFT_KEYS = ("packing", "packing_strategy", "eval_packing", "dataset_text_field", "assistant_only_loss",
     "completion_only_loss", "chat_template_path", "dataset_kwargs")  # fmt: skip
 """Arguments that only TRL's SFTConfig has."""
@@ -191,10 +196,24 @@ TRL = Table(
     ),
 )  # fmt: skip
 
+
+def _known_loss(losses: tuple[str, ...], place: str) -> StartCheck:
+    def unknown(given: Given) -> str:
+        return next((one for one in given.items("loss_type") if one not in (*losses, *OLDER_LOSSES)), "")
+
+    def fix(given: Given) -> Changes:
+        near = next(iter(misspelled(unknown(given), losses)), "")
+        return {"loss_type": near} if near and len(given.items("loss_type")) == 1 else {}
+
+    return StartCheck("loss_type", lambda given: given.is_stated("loss_type") and bool(unknown(given)),
+        f"{{loss_type}} is none of {', '.join(losses)}", fix, place, effect=IN_FIRST_STEP)  # fmt: skip
+
+
 DPO = Table(
     "TRL's DPOTrainer",
     {"loss_type": "sigmoid", "label_smoothing": 0.0},
     (
+        _known_loss(DPO_LOSSES, "trl/trainer/dpo_trainer.py: DPOTrainer._compute_loss"),
         StartCheck("loss_weights",
             lambda given: given.is_on("loss_weights")
             and len(given.items("loss_weights")) != len(given.items("loss_type")),
@@ -239,6 +258,7 @@ def _generates(title: str, module: str) -> Table:
             StartCheck("num_generations", lambda given: (given.number("num_generations") or 0) < 2,
                 "{num_generations}: an advantage needs at least 2 answers per prompt", {"num_generations": 8}, place),
             *group_checks(place),
+            *((_known_loss(GRPO_LOSSES, f"{GRPO_PLACE}._compute_loss"),) if title == "GRPO" else ()),
             StartCheck("vllm_importance_sampling_clip_min",
                 lambda given: (low := given.number("vllm_importance_sampling_clip_min")) is not None
                 and (high := given.number("vllm_importance_sampling_clip_max")) is not None and low >= high,

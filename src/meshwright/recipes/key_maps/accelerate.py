@@ -52,9 +52,12 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("fp16", type="bool", until="0.10", note="old form of mixed_precision: fp16"),
     ConfigKey("dynamo_backend", choices=DYNAMO_BACKENDS, until="0.15", note="now in dynamo_config"),
     ConfigKey("dynamo_config.dynamo_backend", choices=DYNAMO_BACKENDS),
-    *_untyped_keys(
-        "dynamo_config.", "dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation"
-    ),
+    ConfigKey(
+        "dynamo_config.dynamo_mode",
+        default="default",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    ),  # torch.compile's
+    *_untyped_keys("dynamo_config.", "dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation"),
     *_untyped_keys(
         "", "tpu_name tpu_zone tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env tpu_cluster"
     ),

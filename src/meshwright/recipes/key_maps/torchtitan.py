@@ -491,7 +491,7 @@ KEYS: tuple[ConfigKey, ...] = (
              "activation_checkpoint.preserve_rng_state", "activation_checkpoint.debug"),
     ConfigKey("activation_checkpoint.determinism_check", type="str"),
     ConfigKey("compile.enable", type="bool", default=False),
-    ConfigKey("compile.components", type="list", default=["model", "loss"]),
+    ConfigKey("compile.components", type="list", default=["model", "loss"], choices=("model", "loss")),
     ConfigKey("compile.backend", type="str"),
     ConfigKey(FLOAT8_GATHER, type="bool", default=False, until=TOML_ENDED),
     ConfigKey("quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp", type="bool", until=TOML_ENDED),

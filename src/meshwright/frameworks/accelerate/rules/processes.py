@@ -62,6 +62,14 @@ def _process_count(ctx: RuleContext) -> Iterator[Problem]:
     in_file = setting is not None and setting.file.endswith((".yaml", ".yml"))
     if in_file and has_command_line(ctx) and not ctx.is_set("num_processes") and type_name in DISTRIBUTED_TYPES[1:5]:
         yield Problem("num_processes is not set", (ctx.written("num_processes", 8),), key="distributed_type")
+    if processes is not None and processes < 1:  # of a file, the command may still pass another
+        yield Problem(
+            f"num_processes={processes}: at least one process trains",
+            (ctx.written("num_processes", ctx.cluster.world if ctx.cluster else 8),),
+            "num_processes",
+            "error" if processes == 0 or has_command_line(ctx) else "warning",
+        )
+        return
     if setting is not None and type_name == "NO" and processes is not None and processes > 1:
         yield Problem(
             f"num_processes={processes} is ignored: distributed_type NO starts one process",
