@@ -213,7 +213,7 @@ SIGNAL = "#SBATCH --signal=B:USR1@300"
         (SIGNAL.replace("USR1", "10"), "--exit-signal-handler", "has no trap for USR1"),
         (SIGNAL.replace("B:", ""), "--exit-signal-handler", "saves on SIGTERM only"),
         (SIGNAL.replace("B:USR1", "TERM"), "--exit-signal-handler", ""),
-        (SIGNAL.replace("B:", ""), "--log-interval 10", ""),
+        (SIGNAL.replace("B:", ""), "--log-interval 10", "without a checkpoint"),
         (f"{SIGNAL}\ntrap 'scancel --signal=TERM $SLURM_JOB_ID' SIGUSR1", "--exit-signal-handler", ""),
         (f"{SIGNAL}\nsource env.sh", "--exit-signal-handler", ""),
     ],

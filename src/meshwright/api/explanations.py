@@ -252,7 +252,7 @@ def _as_network(text: str) -> Explained | None:
 
 def _as_variable(text: str) -> Explained | None:
     """Return what an environment variable does, with or without a value: NCCL_IB_DISABLE, NCCL_IB_DISABLE=1."""
-    from meshwright.frameworks.launch_checks import VARIABLES
+    from meshwright.frameworks.launch_variables import VARIABLES
 
     name = text.removeprefix("export ").partition("=")[0].strip().upper()
     found = next((one for one in VARIABLES if one.name == name), None)
@@ -260,7 +260,7 @@ def _as_variable(text: str) -> Explained | None:
         return None
     where = "on several nodes, " if found.several_nodes else ""
     meaning = f"environment variable that {found.purpose}. {where}{name}={found.bad_value}: {found.effect_on()}"
-    return Explained(name, "term", meaning=meaning, fix=(f"unset {name}",))
+    return Explained(name, "term", meaning=meaning, fix=(found.fix(found.bad_value),))
 
 
 def _as_end(text: str) -> Explained | None:

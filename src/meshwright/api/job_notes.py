@@ -93,7 +93,8 @@ def comments(exported: Exported, files: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: str) -> tuple[str, ...]:
-    """Return the #SBATCH options of the user's script that the new job does not have, and how to keep them."""
+    """Return the user's #SBATCH options, without the container, that the new job lacks, and how to keep them."""
+    from meshwright.frameworks.shell.containers import PYXIS
     from meshwright.launch.slurm import repeated_options
 
     source = exported.job.imported
@@ -102,8 +103,8 @@ def sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: str
         return ()
     options = {name: "" if one.value in (None, True) else str(one.value) for name, one in script.sbatch.items()}
     extra = {text.removeprefix("--").partition("=")[0] for text in request.sbatch}
-    options = {name: value for name, value in options.items() if name not in extra}
-    found = repeated_options(options, lambda name: getattr(request, name, None))
+    options = {name: value for name, value in options.items() if name not in extra and not name.startswith(PYXIS)}
+    found = repeated_options(options, lambda name: getattr(request, name, None) or getattr(request, f"{name}_s", None))
     if not found:
         return ()
     lost, words = [text for text, _ in found], [word for _, words in found for word in words]

@@ -1,10 +1,10 @@
-"""Contradictions between a script's launcher, its SLURM job and the given GPUs, and variables that slow NCCL down."""
+"""Contradictions between a script's launcher, its SLURM job and the given GPUs, and harmful environment variables."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -14,6 +14,9 @@ from meshwright.frameworks import cut_commands, node_rank
 from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.deepspeed_launch import more_gpus_than_given
 from meshwright.frameworks.framework import Content, ParsedConfig
+from meshwright.frameworks.launch_variables import bad_variables
+from meshwright.frameworks.separate_runs import RULE as SEPARATE
+from meshwright.frameworks.separate_runs import separate_runs
 from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.rules.rule import Finding, Severity
 
@@ -49,8 +52,10 @@ RULES = (
                "localhost is another machine on each node"),
     LaunchRule(node_rank.RULE, "error", "every node waits as node 0, until the rendezvous times out",
                "all nodes have one rank: the default, or a variable that the batch script expands on its first node"),
+    LaunchRule(SEPARATE, "error", "each node trains alone: same checkpoints, tokens/s of one node",
+               "srun starts the launcher on every node, and nothing tells it of the other nodes"),
     LaunchRule("launch.environment", "warning", "steps are many times slower, or NCCL cannot connect",
-               "a variable of a debugging session stays in force"),
+               "a variable of a debugging session stays in force, or has a value that NCCL or torch does not know"),
     LaunchRule("launch.literal-quotes", "error", "the program rejects a value, or opens a file whose name has quotes",
                "the shell removes the quotes of a command, not those inside a string that a variable holds"),
     LaunchRule(cut_commands.RULE, "warning", "--learning_rate: command not found, after a training without it",
@@ -61,6 +66,7 @@ RULES = (
 SIGNAL = re.compile(r"(?:(?P<shell>R?BR?):|R:)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<seconds>\d+))?")
 SIGNAL_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
 SAVES_ON = "TERM"  # the signal that --exit-signal-handler of Megatron-LM handles
+HANDLES_NONE = "pretrain_"  # prefix of Megatron-LM's programs, which save on a signal only with that option
 QUOTES_IGNORED = ("--split",)
 """Flags of which Megatron-LM reads the numbers, whatever is around them."""
 SEVERITY = {one.id: one.severity for one in RULES}
@@ -72,6 +78,7 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
     any_launch = imported_launch(content, parsed)
     given_on = cluster if gpus is not None else None
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))
+    quoted += [] if any_launch is None else separate_runs(content, any_launch)
     launch = _checked_launch(content, parsed)
     if launch is None:
         hidden = [] if any_launch is None else list(_hidden_gpus(content, any_launch, parsed, given_on))
@@ -372,52 +379,6 @@ def _head(launch: LaunchCommand) -> Iterator[Finding]:
             yield _finding("launch.head", f"--{name}", setting, text, f"torchrun --{name} {value}")
 
 
-class Variable(NamedTuple):
-    """An environment variable with a value that slows a training down or breaks it."""
-
-    name: str
-    purpose: str
-    bad_value: str
-    is_bad: Callable[[str], bool]
-    effect: str  # {link} is what connects the GPUs of a node
-    several_nodes: bool = True  # whether it matters only there
-
-    def effect_on(self, given: Cluster | None = None) -> str:
-        """Return the effect, with what connects the GPUs of a node directly."""
-        names = {"nvlink": "NVLink", "pcie": "peer-to-peer over PCIe"}
-        link = "NVLink or PCIe peer-to-peer" if given is None else names.get(given.gpu.link, "Infinity Fabric")
-        return self.effect.format(link=link)
-
-
-def _on(value: str) -> bool:
-    return value.strip().lower() in ("1", "true", "yes", "on")
-
-
-def _loopback(value: str) -> bool:
-    return value.strip().lstrip("=") == "lo"
-
-
-def _sockets(value: str) -> bool:
-    return value.strip().lower() == "socket"
-
-
-_TCP = "nodes communicate over TCP sockets, not InfiniBand or RoCE"
-VARIABLES = (
-    Variable("NCCL_IB_DISABLE", "turns InfiniBand and RoCE off", "1", _on, _TCP),
-    Variable("NCCL_NET", "chooses NCCL's network by name: IB, Socket or that of a plugin", "Socket", _sockets, _TCP),
-    Variable("NCCL_SOCKET_IFNAME", "chooses the network interface of NCCL's sockets (ip addr lists them)", "lo",
-             _loopback, "lo does not reach other nodes: NCCL cannot connect"),
-    Variable("GLOO_SOCKET_IFNAME", "chooses the network interface of Gloo (ip addr lists them)", "lo",
-             _loopback, "lo does not reach other nodes: Gloo cannot connect"),
-    Variable("NCCL_P2P_DISABLE", "turns direct access between GPUs off", "1", _on,
-             "the GPUs of a node communicate through host memory, not {link}", False),
-    Variable("NCCL_SHM_DISABLE", "turns communication through shared memory off", "1", _on,
-             "GPUs without peer access communicate over the network", False),
-    Variable("CUDA_LAUNCH_BLOCKING", "makes every kernel launch wait, to find the one that fails", "1", _on,
-             "every kernel waits for the one before: nothing overlaps", False),
-)  # fmt: skip
-
-
 def _signal(content: Content, parsed: ParsedConfig) -> Iterator[Finding]:
     """Yield a signal of the SLURM job that ends the batch shell or the ranks in place of saving a checkpoint."""
     option = None if content.script is None else content.script.sbatch.get("signal")
@@ -427,7 +388,9 @@ def _signal(content: Content, parsed: ParsedConfig) -> Iterator[Finding]:
     name = SIGNAL_NUMBERS.get(found["name"], found["name"])
     ahead = f"{found['seconds'] or 60} s before the time limit"
     handler = parsed.settings.get("exit_signal_handler")
-    fix = (f"#SBATCH --signal={SAVES_ON}@{found['seconds'] or 60}",) if handler is not None else ()
+    is_megatron = handler is not None or parsed.entry.startswith(HANDLES_NONE)
+    fix: tuple[str, ...] = (f"#SBATCH --signal={SAVES_ON}@{found['seconds'] or 60}",) if is_megatron else ()
+    fix = fix if handler is not None or not fix else ("--exit-signal-handler", *fix)
     if found["shell"] and not _traps(content.text, name):
         text = (
             f"--signal={option.value} ends the batch shell {ahead}, because it has no trap for {name}: "
@@ -436,6 +399,9 @@ def _signal(content: Content, parsed: ParsedConfig) -> Iterator[Finding]:
         yield _finding("launch.signal", "signal", option, text, *fix)
     elif not found["shell"] and handler is not None and "exit_signal" not in parsed.settings and name != SAVES_ON:
         text = f"--signal={option.value} ends the ranks {ahead}: --exit-signal-handler saves on SIG{SAVES_ON} only"
+        yield _finding("launch.signal", "signal", option, text, *fix)
+    elif not found["shell"] and handler is None and is_megatron and not _traps(content.text, name):
+        text = f"--signal={option.value} ends the ranks {ahead}, without a checkpoint: --exit-signal-handler is not set"
         yield _finding("launch.signal", "signal", option, text, *fix)
 
 
@@ -451,12 +417,10 @@ def _environment(launch: LaunchCommand, given: Cluster | None) -> Iterator[Findi
     """Yield variables that slow the training down; the nodes are those of the launch, or else of the given GPUs."""
     is_open = launch.nodes is None and launch.launcher not in ("torchrun", "srun")
     nodes = _several_nodes(launch) or (given.nodes if is_open and given is not None and given.nodes > 1 else 0)
-    for one in VARIABLES:
-        setting = launch.env.get(one.name)
-        if setting is None or setting.unresolved or not one.is_bad(str(setting.value)):
-            continue
-        if one.several_nodes and not nodes:
-            continue
+    values = {name: str(one.value) for name, one in launch.env.items() if not one.unresolved}
+    for one in bad_variables(values, nodes):
+        setting = launch.env[one.name]
         where = f" on {nodes} nodes" if one.several_nodes else ""
         text = f"{one.name}={setting.value}{where}: {one.effect_on(given)}"
-        yield _finding("launch.environment", one.name, setting, text, f"unset {one.name}")
+        found = _finding("launch.environment", one.name, setting, text, one.fix(str(setting.value)))
+        yield msgspec.structs.replace(found, severity="error") if one.stops else found

@@ -46,7 +46,7 @@ def _shared(content: Content, launch: LaunchCommand, rank: SourcedValue) -> str:
         is_expanded = not _is_in_a_script_of_the_tasks(content, launch)
         return f"--node_rank {rank.value} is expanded before srun starts the tasks" if is_expanded else ""
     number = None if rank.unresolved else as_int(rank, 7)
-    if number is None or "nnodes" not in launch.launcher_args or _is_one_of_several(content, launch):
+    if number is None or "nnodes" not in launch.launcher_args or is_one_of_several(content, launch):
         return ""
     return f"srun starts the same --node_rank {number} on every node"
 
@@ -56,10 +56,10 @@ def _is_missing(content: Content, launch: LaunchCommand) -> bool:
     held = (*(content.script.variables if content.script else ()), *launch.env)
     if "nnodes" not in launch.launcher_args or any(name.startswith(OWN_DEFAULTS) for name in held):
         return False
-    return not _is_one_of_several(content, launch) and _has_known_options(content, launch)
+    return not is_one_of_several(content, launch) and has_known_options(content, launch)
 
 
-def _is_one_of_several(content: Content, launch: LaunchCommand) -> bool:
+def is_one_of_several(content: Content, launch: LaunchCommand) -> bool:
     """Return whether srun starts this launch on one node, as a script does that starts the nodes one by one."""
     return len(content.launches) > 1 or as_int(launch.job.get("nodes"), 7) == 1 or "nodelist" in launch.job
 
@@ -82,8 +82,8 @@ def _is_in_a_script_of_the_tasks(content: Content, launch: LaunchCommand) -> boo
     return srun is not None and start < len(words) and words[start].file != srun.file
 
 
-def _has_known_options(content: Content, launch: LaunchCommand) -> bool:
-    """Return whether this is torchrun, not a launcher like it, and no variable may hold more of its options."""
+def has_known_options(content: Content, launch: LaunchCommand) -> bool:
+    """Return whether this is the launcher itself, not one like it, and no variable may hold more of its options."""
     from meshwright.frameworks.shell.launch_prefixes import command_name, is_option, read_option, unwrap
     from meshwright.frameworks.shell.launcher import DISTRIBUTED, LIKE_TORCHRUN, TAKES
 
@@ -91,7 +91,7 @@ def _has_known_options(content: Content, launch: LaunchCommand) -> bool:
     words = words[unwrap(words).start :]
     at = next((at + 1 for at, word in enumerate(words) if word.value in DISTRIBUTED), 1)
     while at < len(words) and is_option(words[at]):
-        _, at = read_option(words, at, TAKES["torchrun"])
+        _, at = read_option(words, at, TAKES[launch.launcher])
     return at == len(words) and command_name(words[0]) not in LIKE_TORCHRUN
 
 

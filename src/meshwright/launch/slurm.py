@@ -99,6 +99,9 @@ def repeated_options(options: Mapping[str, str], given: Callable[[str], object])
         if name in GPU_OPTIONS or ours == "--gpus" or (ours and given(ours[2:].replace("-", "_"))):
             continue
         text = f"{name}={value}" if value else name
+        if ours == "--signal-ahead" and (ahead := re.search(r"@(\d+)$", value)):
+            found.append((f"--{text}", [ours, ahead[1]]))  # the job sends its own signal, at that time
+            continue
         others = ["--sbatch", text] if not ours and name not in SBATCH_BAD else []
         found.append((f"--{text}", [ours, value] if ours in SAME_VALUES else others))
     return found

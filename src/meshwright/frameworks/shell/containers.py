@@ -34,16 +34,16 @@ def container_of(script: Script) -> Container | None:
             container = _pyxis(options[tool]) if tool == "srun" else _tool(tool, options[tool])
             if container is not None:
                 return container
-    return None
+    return _pyxis(script.sbatch, "#SBATCH")
 
 
-def _pyxis(options: Mapping[str, SourcedValue]) -> Container | None:
+def _pyxis(options: Mapping[str, SourcedValue], start: str = "srun") -> Container | None:
     texts = {name: _text(one) for name, one in options.items() if name.startswith(PYXIS)}
     if not texts:
         return None
     words = " ".join(f"--{name}={text}" if text else f"--{name}" for name, text in texts.items())
     mounts = texts.get("container-mounts", "").split(",")
-    return Container("pyxis", f"srun {words}", texts.get("container-image", ""), tuple(filter(None, mounts)))
+    return Container("pyxis", f"{start} {words}", texts.get("container-image", ""), tuple(filter(None, mounts)))
 
 
 def _tool(tool: str, options: Mapping[str, SourcedValue]) -> Container | None:
