@@ -12,7 +12,16 @@ import msgspec
 from meshwright.recipes.types import Engine, Recipe
 
 LogFormat = Literal[
-    "meshwright", "megatron", "nemo", "torchtitan", "automodel", "kempnerforge", "transformers", "json", "torch"
+    "meshwright",
+    "megatron",
+    "nemo",
+    "torchtitan",
+    "automodel",
+    "kempnerforge",
+    "transformers",
+    "json",
+    "deepspeed",
+    "torch",
 ]
 ENGINE: Mapping[LogFormat, Engine] = {
     "meshwright": "meshwright",
@@ -21,6 +30,7 @@ ENGINE: Mapping[LogFormat, Engine] = {
     "torchtitan": "torchtitan",
     "automodel": "automodel",
     "kempnerforge": "kempnerforge",
+    "deepspeed": "deepspeed",
 }
 """Log format -> engine; unknown for logs with torch's messages only."""
 

@@ -56,6 +56,7 @@ FRAMEWORK: Mapping[LogFormat, str] = {
     "torchtitan": "torchtitan",
     "automodel": "automodel",
     "kempnerforge": "kempnerforge",
+    "deepspeed": "deepspeed",
 }
 
 

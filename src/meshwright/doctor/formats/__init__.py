@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from meshwright.doctor.formats import automodel, hf_trainer, json_records, kempnerforge, megatron, nemo, own, torchtitan
+from meshwright.doctor.formats import (
+    automodel,
+    deepspeed,
+    hf_trainer,
+    json_records,
+    kempnerforge,
+    megatron,
+    nemo,
+    own,
+    torchtitan,
+)
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import LogFormat, Run
 
@@ -36,13 +46,14 @@ FORMATS = (
     _format("kempnerforge", kempnerforge),
     _format("transformers", hf_trainer),
     _format("json", json_records),
+    _format("deepspeed", deepspeed),
 )
 
 
 def detect_format(lines: Sequence[Line]) -> tuple[Format | None, int]:
     """Return the format of a log, and how many of its lines report a step."""
-    *named, general = FORMATS  # records of frameworks are also JSON with a step and a loss
-    for formats in (named, [general]):
+    *named, general, last = FORMATS  # records of frameworks are also JSON with a step and a loss
+    for formats in (named, [general], [last]):  # programs of all kinds train with DeepSpeed
         steps = _step_counts(lines, formats)
         if most := max(steps):
             return formats[steps.index(most)], most

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from meshwright import json_text
+from meshwright.doctor.formats.deepspeed import OVERFLOW, Overflows
 from meshwright.doctor.formats.derived_steps import Range, derive, per_epoch, total_of
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive, tokens_between
@@ -46,10 +47,6 @@ POSITION = re.compile(r"'(?:global_step/max_steps|iteration)': '(\d+)/(\d+)'")  
 PASSED = re.compile(r"'elapsed_time': '([^'{}]{1,40})'")
 WORDS = re.compile(r"(\d+)([dhms])")
 UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-OVERFLOW = re.compile(
-    r"\[deepspeed\] OVERFLOW! Rank \d+ Skipping step\.(?: Attempted loss scale: \d+, reducing to (\d+))?"
-)
-"""DeepSpeed skips a step whose gradients overflow in fp16."""
 STATED = {
     "total_steps": re.compile(r"Total optimization steps ?= ?([\d,]+)"),
     "batch": re.compile(r"Total train batch size[^=]*= ?([\d,]+)"),
@@ -111,7 +108,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     validations: list[_Record] = []
     summary: dict[str, float] = {}
     world, stated = None, dict[str, int]()
-    overflows = _Overflows()
+    overflows = Overflows()
     bars, places = list(_bars(lines)), {id(line): place for place, line in enumerate(lines)}
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
@@ -146,24 +143,6 @@ def read(lines: Sequence[Line], path: str) -> Run:
         if record.at_s is None:  # with include_num_input_tokens_seen, every record has its time
             record.at_s = record.figures.get("train_runtime")
     return _run(path, records, validations, _with_mean_tokens(header, summary), notes)
-
-
-class _Overflows:
-    """The steps that DeepSpeed skipped since the last record, and its loss scale."""
-
-    def __init__(self) -> None:
-        self._skipped = 0
-        self._scale: float | None = None
-
-    def add(self, found: re.Match[str]) -> None:
-        """Count a skipped step."""
-        self._skipped += 1
-        self._scale = number(found[1]) or self._scale
-
-    def of_record(self) -> dict[str, float]:
-        """Return the figures for a record, and start counting for the next one."""
-        skipped, self._skipped = self._skipped, 0
-        return {} if self._scale is None else {"loss_scale": self._scale, "skipped": float(skipped)}
 
 
 def _front_end(lines: Sequence[Line]) -> str:

@@ -1,0 +1,88 @@
+"""Logs of programs that print only DeepSpeed's own messages."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = """[2026-11-01 09:59:50,100] [INFO] [config.py:1000:print]   train_batch_size ............. 256
+[2026-11-01 09:59:50,100] [INFO] [config.py:1000:print]   train_micro_batch_size_per_gpu  4
+[2026-11-01 09:59:50,100] [INFO] [config.py:1000:print]   world_size ................... 16
+[2026-11-01 09:59:50,100] [INFO] [config.py:1000:print]   zero_optimization_stage ...... 3
+"""
+
+
+def deepspeed_log(seconds: tuple[float, float], overflows: bool = False, parts: bool = False) -> str:
+    """Return 1,000 steps, printed every ten: the second half takes other seconds, or overflows in fp16."""
+    at, lines, scale, skipped = datetime(2026, 11, 1, 10, 0, 0, 123000), [CONFIG.rstrip()], 65536, 1
+    for step in range(10, 1001, 10):
+        late = step > 500
+        at += timedelta(seconds=10 * seconds[late])
+        stamp = f"[{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d}] [INFO]"
+        if overflows and late:
+            skipped += 1
+            lines.append(
+                f"[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {scale}, reducing to {scale // 2}"
+            )
+            scale = max(1, scale // 2)
+        lines += [
+            f"{stamp} [logging.py:96:log_dist] [Rank 0] step={step}, skipped={skipped}, lr=[0.0003, 0.0003], "
+            "mom=[[0.9, 0.95], [0.9, 0.95]]",
+            f"{stamp} [timer.py:260:stop] epoch=0/micro_step={4 * step}/global_step={step}, "
+            f"RunningAvgSamplesPerSec=78.1, CurrSamplesPerSec={256 / seconds[late]:.2f}, MemAllocated=31.2GB, "
+            "MaxMemAllocated=61.4GB",
+        ]
+        if parts:
+            lines.append(
+                f"{stamp} [logging.py:96:log_dist] [Rank 0] time (ms) | fwd: 800.0 | bwd: 2000.0 | bwd_inner: 1500.0 | "
+                "bwd_allreduce: 500.0 | step: 200.0"
+            )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_slowdown_is_found_and_the_printed_config_is_read(meshwright: Any) -> None:
+    Path("train.log").write_text(deepspeed_log((3.2, 4.9)))
+    found = meshwright(
+        "doctor", "train.log", "--model", "llama3-8b", "--gpus", "A100-80", "--goal", "sft", "--json"
+    ).json
+    assert (found["kind"], found["last_step"], found["gpus"]) == ("deepspeed", 1000, "2x8xA100-80")
+    assert [one["rule"] for one in found["findings"]] == ["speed.sustained-slowdown"]
+    measured = {one["name"]: one["measured"] for one in found["figures"]}
+    assert (measured["step time"], measured["peak memory"]) == (4.9, 61.4)
+    assert any("have no loss" in note for note in found["notes"])
+    assert not any("does not state the layout" in note for note in found["notes"])
+
+
+def test_skipped_steps_are_counted_and_remedies_are_keys_of_deepspeed(meshwright: Any) -> None:
+    Path("train.log").write_text(deepspeed_log((3.2, 3.2), overflows=True))
+    found = meshwright(
+        "doctor", "train.log", "--model", "llama3-8b", "--gpus", "16xA100-80", "--goal", "sft", "--json"
+    ).json
+    finding = next(one for one in found["findings"] if one["rule"] == "loss.scale-collapsed")
+    assert any('"optimizer": {"params"' in text for text in str(finding).split("'"))
+
+
+def test_times_of_the_breakdown_are_parts_of_a_step() -> None:
+    from meshwright.doctor.formats import deepspeed
+    from meshwright.doctor.formats.text import lines_of
+
+    run = deepspeed.read(list(lines_of(deepspeed_log((3.0, 3.0), parts=True))), "train.log")
+    assert run.steps[-1].parts_s == {"forward_backward": 2.3, "collectives": 0.5, "optimizer": 0.2}
+    assert run.header.overrides["train.global_batch_size"] == 256
+
+
+def test_records_of_the_trainer_go_before_messages_of_deepspeed(meshwright: Any) -> None:
+    records = "".join(
+        f"{{'loss': {3 - step / 500:.4f}, 'grad_norm': 0.5, 'learning_rate': 0.0001, 'epoch': {step / 1000:.2f}}}\n"
+        for step in range(100, 1001, 100)
+    )
+    Path("train.log").write_text(deepspeed_log((3.2, 3.2)) + records)
+    assert meshwright("doctor", "train.log", "--json").json["kind"] == "transformers"
