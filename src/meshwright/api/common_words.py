@@ -51,6 +51,9 @@ ROWS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("chat_template",), "Jinja text of a tokenizer that writes messages as one string with role marks. Training and "
         "inference must use the same; data.chat_template names another. meshwright samples RECIPE --dataset FILE shows "
         "the result"),
+    (("system_prompt", "system_message", "system_turn", "system_role"), "message that instructs the model before the "
+        "first question. Some chat templates refuse it (Mistral 7B, Gemma): data.merge_system=true puts it in front of "
+        "the user's text"),
     (("eos", "eos_token", "end_token"), "token that ends a text: a model that does not learn it never stops. It ends "
         "each answer by the chat template and each document of a pretraining; it should not be the padding token"),
     (("prompt_masking",), "leaving the prompts out of the "
@@ -125,6 +128,7 @@ FIELDS = {
     "lora_alpha": "peft.alpha",
     "nf4": "peft.method",
     "chat_template": "data.chat_template",
+    "system_prompt": "data.merge_system",
     "prompt_masking": "data.train_on",
     "sample_packing": "data.packing",
     "flash_attention": "kernels.attention",

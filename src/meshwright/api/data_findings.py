@@ -197,7 +197,9 @@ def _template(recipe: Recipe) -> Callable[[Any, str], object] | None:
     if tokenizer is None and not file:
         return None
     # Only the text matters here: for a template of its own file, any tokenizer does.
-    return ChatTemplate(tokenizer or load_tokenizer(NAME), file, recipe.data.train_on).render_masked
+    return ChatTemplate(
+        tokenizer or load_tokenizer(NAME), file, recipe.data.train_on, recipe.data.merge_system
+    ).render_masked
 
 
 def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:

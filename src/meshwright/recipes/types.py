@@ -94,6 +94,9 @@ class Data(Section, frozen=True):
         Literal["answers", "last_answer", "all"], contract("tokens of a conversation that count in the loss")
     ] = "answers"
     chat_template: Annotated[str, contract("chat template file; empty means the tokenizer's")] = ""
+    merge_system: Annotated[
+        bool, contract("put system messages in front of the next user message, for chat templates that refuse them")
+    ] = False
     truncation: Annotated[
         Literal["end", "start", "drop", "refuse"], contract("how to handle samples longer than seq_length")
     ] = "end"

@@ -84,7 +84,7 @@ UNUSED = (
         "early stopping needs train.eval_every and train.early_stop_patience",
     ),
     Unused(
-        ("streaming", "group_by_length", "train_on", "chat_template", "truncation"),
+        ("streaming", "group_by_length", "train_on", "chat_template", "merge_system", "truncation"),
         _pretraining,
         "pretraining reads one stream of tokens, without conversations",
     ),

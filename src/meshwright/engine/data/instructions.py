@@ -50,12 +50,10 @@ def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None
     name, split = dataset_and_split(recipe, held_out)
     with naming_validation(recipe, held_out):
         rows = open_rows(name, split, data.streaming)
-    policy = Policy(data.train_on, data.truncation, data.seq_length + 1)
+    policy = Policy.of(data)
     columns = dataset_columns(name, data.columns)
     if data.streaming:
-        return _open_stream(
-            rows, columns, ChatTemplate(tokenizer, data.chat_template, data.train_on), policy, data.seq_length
-        )
+        return _open_stream(rows, columns, policy.template(tokenizer, data.chat_template), policy, data.seq_length)
     conversations = tokenize_conversations(rows, columns, tokenizer, data.chat_template, policy, data.workers)
     share = 0.0 if data.validation else data.validation_part
     indices = split_by_content(conversations, share, held_out)

@@ -56,7 +56,7 @@ def training_lengths(recipe: Recipe, build: bool) -> NDArray[np.int64] | None:
     With `build`, they are tokenized, and cached for the run itself.
     """
     data, tokenizer = recipe.data, load_tokenizer(recipe)
-    policy = Policy(data.train_on, data.truncation, data.seq_length + 1)
+    policy = Policy.of(data)
     rows, columns = open_rows(data.dataset, data.split), dataset_columns(data.dataset, data.columns)
     if not build and not has_tokens(rows, columns, tokenizer, data.chat_template, policy):
         return None
@@ -68,10 +68,10 @@ def render(recipe: Recipe, count: int) -> RenderedData:
     """Render the first `count` conversations of a recipe's training data; statistics are of all of them."""
     data = recipe.data
     tokenizer = load_tokenizer(recipe)
-    template = ChatTemplate(tokenizer, data.chat_template, data.train_on)
+    template = Policy.of(data).template(tokenizer, data.chat_template)
     rows = open_rows(data.dataset, data.split)
     configured = dataset_columns(data.dataset, data.columns)
-    policy = Policy(data.train_on, data.truncation, data.seq_length + 1)
+    policy = Policy.of(data)
     found = tokenize_conversations(rows, configured, tokenizer, data.chat_template, policy, data.workers)
     warn_of_truncation(data.dataset, found.stats, data)
     indices = split_by_content(found, 0.0 if data.validation else data.validation_part, False)

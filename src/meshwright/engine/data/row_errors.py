@@ -105,7 +105,7 @@ def check_rows(
                 duplicates.append(f"{where} (the same as {first})")
         except InputError as error:
             bad.append(error)
-            if len(bad) + len(unread) > MAX_ERRORS or changes_settings(error):
+            if len(bad) + len(unread) > MAX_ERRORS or changes_settings(error.fix):
                 break
             continue
         untrainable += [f"{where}: {reason}"] if reason else []
@@ -125,9 +125,10 @@ def check_readable(rows: Rows, most: int) -> None:
         raise joined([plain(error) for error in unread], read + len(unread))
 
 
-def changes_settings(error: InputError) -> bool:
-    """Return whether an error of a row is corrected by a setting, not by the row: all rows would have it."""
-    return any(one.startswith("data.") for one in error.fix) and "(ignores the column)" not in " ".join(error.fix)
+def changes_settings(fix: Sequence[object]) -> bool:
+    """Return whether the fix of a row's error is a setting, not another row: more rows would have the error."""
+    texts = [str(one) for one in fix]
+    return any(one.startswith("data.") for one in texts) and "(ignores the column)" not in " ".join(texts)
 
 
 def plain(error: InputError) -> Plain:
@@ -145,8 +146,9 @@ def joined(errors: Sequence[Plain], rows: int) -> InputError:
     more = "" if len(others) <= SHOWN_ERRORS else f"; {len(others) - SHOWN_ERRORS:,}{_at_least(errors)} more rows"
     reason = "; ".join([first["message"], *others[:SHOWN_ERRORS]]) + more
     messages = [one["message"] for one in errors]
-    fix = first["fix"] or without_rows(messages if len(messages) < rows else ())
-    if not first["fix"]:
+    settings = next((one["fix"] for one in errors if changes_settings(one["fix"])), ())
+    fix = first["fix"] or settings or without_rows(messages if len(messages) < rows else ())
+    if not first["fix"] and not settings:
         fix = (*fix, *(other for text, other in TEMPLATE_FIXES.items() if any(text in one for one in messages)))
     return InputError(reason, field=first["field"], value=first["value"], fix=fix)
 

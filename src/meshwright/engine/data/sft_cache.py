@@ -43,6 +43,7 @@ from meshwright.engine.data.tokenizers import load_tokenizer
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
+from meshwright.recipes.types import Data
 
 CACHE_VERSION = 7  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
@@ -56,12 +57,22 @@ def needed_length(tokens: int) -> int:
     return 1 << max(tokens - 2, 0).bit_length()
 
 
-class Policy(msgspec.Struct, frozen=True):
-    """Which tokens are in the loss, and what happens to conversations that are too long."""
+class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which tokens are in the loss, where system messages go, and what happens to conversations that are too long."""
 
     train_on: str
     truncation: str
     max_tokens: int  # per sample
+    merge_system: bool = False
+
+    @classmethod
+    def of(cls, data: Data) -> Policy:
+        """Return the policy of a recipe's data."""
+        return cls(data.train_on, data.truncation, data.seq_length + 1, data.merge_system)
+
+    def template(self, tokenizer: Any, file: str) -> ChatTemplate:
+        """Return the chat template of a file, or of the tokenizer, that renders conversations by this policy."""
+        return ChatTemplate(tokenizer, file, self.train_on, self.merge_system)  # type: ignore[arg-type]  # checked by the recipe
 
 
 class TokenizationStats(msgspec.Struct, frozen=True):
@@ -159,7 +170,7 @@ def has_tokens(rows: Rows, columns: Mapping[str, str], tokenizer: Any, chat_temp
 def _template_and_folder(
     rows: Rows, columns: Mapping[str, str], tokenizer: Any, chat_template: str, policy: Policy
 ) -> tuple[ChatTemplate, Path]:
-    template = ChatTemplate(tokenizer, chat_template, policy.train_on)  # type: ignore[arg-type]  # checked by the recipe
+    template = policy.template(tokenizer, chat_template)
     return template, cache_folder() / "conversations" / _key(rows, columns, template, policy)
 
 
@@ -251,7 +262,7 @@ class _RowTokenizer:
                 rendered.append(self.template.render_masked(conversation, where))
             except InputError as error:
                 errors.append(error)
-                if changes_settings(error):  # it would be repeated for every row
+                if changes_settings(error.fix):  # it would be repeated for every row
                     break
                 continue
             locations.append(where)
@@ -331,7 +342,7 @@ WorkerArgs = tuple[str, str, tuple[tuple[str, str], ...], Policy, bool]
 def _worker_tokenizer(worker_args: WorkerArgs) -> _RowTokenizer:
     """Return the row tokenizer of a worker process, created on its first chunk."""
     name, chat_template, columns, policy, detects = worker_args
-    template = ChatTemplate(load_tokenizer(name), chat_template, policy.train_on)  # type: ignore[arg-type]  # as above
+    template = policy.template(load_tokenizer(name), chat_template)
     return _RowTokenizer(template, dict(columns), policy, detects)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import WEIGHT, Conversation, Message
 from meshwright.engine.data.files import row_error
+from meshwright.engine.data.system_messages import with_merged_system
 from meshwright.engine.data.tool_calls import (
     MARKED,
     marked_tool,
@@ -34,6 +35,7 @@ TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 NOT_RENDERED = "the chat template does not render"
 IGNORE_TOOLS = "data.columns.tools= (ignores the column)"
 RENDERING_TEMPLATE = "data.chat_template=FILE of a template that renders tools"
+MERGE_SYSTEM = "data.merge_system=true"
 GENERATION_MARK_FIX = "data.chat_template=FILE with {% generation %} … {% endgeneration %} around each answer"
 
 
@@ -48,7 +50,7 @@ class MaskedTokens:
 class ChatTemplate:
     """Tokenizes conversations with a chat template; without one, only prompt-response pairs."""
 
-    def __init__(self, tokenizer: Any, file: str, train_on: TrainOn) -> None:
+    def __init__(self, tokenizer: Any, file: str, train_on: TrainOn, merge_system: bool = False) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise InputError(
                 "answers cannot be masked: the tokenizer is not a fast one and has no character offsets",
@@ -56,7 +58,7 @@ class ChatTemplate:
                 value=tokenizer.name_or_path,
                 fix=("data.tokenizer=FOLDER with a tokenizer.json",),
             )
-        self.tokenizer, self.train_on = tokenizer, train_on
+        self.tokenizer, self.train_on, self.merge_system = tokenizer, train_on, merge_system
         self.text: str = read_template(file) if file else _tokenizer_template(tokenizer)
         self.has_generation_mark = bool(GENERATION_MARK.search(self.text))
         first = tokenizer("a")["input_ids"][:1]  # the call also resets a truncation set in tokenizer.json
@@ -95,6 +97,8 @@ class ChatTemplate:
         if not conversation.messages:
             text = self._bos + conversation.text + self._end
             return text, [(0, len(text))]
+        if self.merge_system:
+            conversation = with_merged_system(conversation, where)
         self._require_tools(conversation, where)
         if not self.text:
             return self._render_plain(conversation, where)
@@ -180,9 +184,20 @@ class ChatTemplate:
                 return self._apply(with_text_arguments(shown), conversation.tools, mark, add_generation_prompt)
             except Exception as error:  # the first error says what is wrong
                 reason = reason or f"the chat template rejects the conversation: {error}"
+        if reason and self._renders_merged(conversation, where):
+            reason = reason.replace("rejects the conversation", "rejects its system message", 1)
+            raise row_error(where, f"{reason} ({MERGE_SYSTEM} puts it in front of the user's text)", (MERGE_SYSTEM,))
         if reason:
             raise row_error(where, reason)
         return found
+
+    def _renders_merged(self, conversation: Conversation, where: str) -> bool:
+        """Return whether a conversation that the template rejects renders once its system messages are merged."""
+        try:
+            merged = with_merged_system(conversation, where)
+            return merged != conversation and bool(self._render(merged.messages, merged, where)[0])
+        except InputError:
+            return False
 
     def _apply(
         self, messages: list[Message], tools: list[Any] | None, mark: bool, add_generation_prompt: bool

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from meshwright.engine.data.conversations import Conversation
+from meshwright.engine.data.system_messages import with_merged_system
 from meshwright.errors import InputError
 from meshwright.notes import note
 
@@ -119,9 +123,28 @@ def _prompt_ids(tokenizer: Any, prompt: str | list[dict[str, Any]], chat: bool |
         raise InputError("this tokenizer has no chat template", field="chat", value=True, fix=("--raw",))
     if chat if chat is not None else template:
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = _rendered(tokenizer, turns)
         return tokenizer(text, add_special_tokens=False)["input_ids"], True
     return tokenizer(prompt)["input_ids"], False
+
+
+def _rendered(tokenizer: Any, turns: list[dict[str, Any]]) -> str:
+    """Return the text of a prompt's messages; raise with the prompt to type if the template has no system messages."""
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    try:
+        return render(turns)
+    except Exception as error:  # templates raise anything
+        reason, fix = f"the chat template rejects the messages: {error}", list[str]()
+    with suppress(Exception):
+        merged = with_merged_system(Conversation(turns), "the prompt").messages
+        if merged != turns and render(merged):
+            reason = reason.replace("the messages", "the system message", 1)
+            text = str(merged[0]["content"]) if len(merged) == 1 else json.dumps(merged, ensure_ascii=False)
+            fix = [f"{shlex.quote(text)} as the prompt, without a system message"]
+    raise InputError(reason, field="prompt", value=json.dumps(turns, ensure_ascii=False), fix=fix)
 
 
 def _generate_kwargs(options: GenerateOptions, tokenizer: Any) -> dict[str, Any]:

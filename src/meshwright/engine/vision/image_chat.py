@@ -158,7 +158,7 @@ class RecordEncoder:
 
     def __init__(self, processor: Processor, spec: ImageTokenSpec, data: Data, root: Path) -> None:
         self.processor, self.spec, self.root, self.data = processor, spec, root, data
-        self.template = ChatTemplate(processor.tokenizer, data.chat_template, data.train_on)
+        self.template = ChatTemplate(processor.tokenizer, data.chat_template, data.train_on, data.merge_system)
 
     def document(self, record: Record) -> Document:
         """Return a record as tokens and pixels."""
