@@ -18,8 +18,9 @@ from meshwright.file_access import missing_path
 from meshwright.notes import note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import REMOVED_KEYS
-from meshwright.recipes.overrides import known_keys, native_key
+from meshwright.recipes.overrides import native_key
 from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.unknown_keys import known_keys
 
 CLUSTERS = ("clusters", "gpus")
 """What the options that name GPUs complete."""

@@ -6,43 +6,32 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
-from typing import Any, Literal, get_args, get_origin
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from meshwright.errors import InputError, closest
-from meshwright.models import config_json_keys, not_a_model
+from meshwright.errors import InputError
+from meshwright.models import not_a_model
 from meshwright.notes import no_notes, note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import (
-    FRAMEWORKS,
     REMOVED_KEYS,
     CompositeKey,
     ConfigKey,
     MappedFields,
-    composite_keys,
-    config_keys,
     override_composite_keys,
     override_keys,
 )
-from meshwright.recipes.replacements import (
-    as_share,
-    computed_after,
-    held_out_data,
-    names_validation_data,
-    removed_key,
-    sets_validation,
-    together,
-)
+from meshwright.recipes.replacements import as_share, computed_after, held_out_data, removed_key, together
 from meshwright.recipes.text_data import without_images
-from meshwright.recipes.types import SECTIONS, FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
-from meshwright.recipes.values import bare_type, is_map, parse
+from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
+from meshwright.recipes.unknown_keys import USUAL, unknown_key
+from meshwright.recipes.values import is_map, parse
 
 EPOCHS, STEPS = "train.epochs", "train.steps"
 PRETRAINED = "checkpoint.pretrained"
 VALIDATION = "data.validation"
-VALIDATION_NAMES = ("eval", "validation", "early_stop")  # in the names of the fields that set it
 LR, MIN_LR = "optimizer.lr", "schedule.min_lr"
 RANK, ALPHA, METHOD = "peft.rank", "peft.alpha", "peft.method"
 LOW_BITS = {"lora", "qlora", "lora8bit"}  # LoRA in 4 bits is QLoRA: another key says how many bits LoRA has
@@ -202,12 +191,6 @@ def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Chan
     return msgspec.structs.replace(recipe, **replaced), log
 
 
-@lru_cache(maxsize=1)
-def known_keys() -> tuple[str, ...]:
-    """Return every key that an override may use."""
-    return (*recipe_fields(), *keys_by_flat_name(), *override_keys(), *override_composite_keys())
-
-
 def native_key(key: str) -> str | None:
     """Return our full key for a key or flat name of ours, e.g. layout.tp for tp; None for others."""
     if key in recipe_fields():
@@ -354,120 +337,21 @@ def _plain(key: str, text: str, recipe: Recipe) -> _Setting:
     if key in override_keys():
         alias = override_keys()[key]
         return _typed(alias.field, translate_value(alias, text), key, f"{key}={text}", recipe)
-    raise _unknown_key(key, text, recipe)
+    raise unknown_key(key, text, recipe, partial(_fields, recipe=recipe))
+
+
+def _fields(key: str, text: str, recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of ours that a key sets, and their values; raise InputError if it cannot be set so."""
+    return {setting.key: setting.value for setting in _settings([(key, text)], recipe)}
 
 
 def accepts(text: str, recipe: Recipe) -> bool:
     """Return whether one override is valid for a recipe."""
     key, _, value = text.partition("=")
-    return _refusal(key, value, recipe) is None
-
-
-def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
-    """Return the error for an unknown key, with did-you-mean of keys that accept the value."""
-    if names_validation_data(key):
-        meant = held_out_data(text)
-        return InputError(f"unknown key {key}; write {meant}", field=key, value=text, fix=[meant])
-    if key in SECTIONS and (values := _in_section(key, text, recipe)):
-        reason = f"is a group of fields; did you mean {' or '.join(values)}?"
-        return InputError(reason, field=key, value=text, fix=values)
-    similar = _similar_keys(key)
-    if sets_validation(key):  # a field of the training with the same last name is another setting
-        similar = [one for one in similar if any(word in one for word in VALIDATION_NAMES)]
-    refusals = {one: _refusal(one, text, recipe) for one in similar}
-    near = [one for one, refusal in refusals.items() if refusal is None]
-    name = key.removeprefix("model.")
-    if not near and name in config_json_keys():
-        reason = f"unknown key {key}; {name} is a key of the model's config.json: change it there and pass its path"
-        return InputError(reason, field=key, value=text)
-    same_name = any(one.rpartition(".")[2] == key.rpartition(".")[2] for one in near)
-    if not same_name and (sets := _set_by_their_key(key)) is not None:
-        return InputError(f"is a key of a framework's file, {sets}", field=key, value=text)
-    if near or not similar:
-        hint = f"did you mean {' or '.join(near)}?" if near else "meshwright explain KEY describes a key"
-        return InputError(f"unknown key {key}; {hint}", field=key, value=text, fix=[f"{one}={text}" for one in near])
-    meant, refusal = next(iter(refusals.items()))  # the key is clear, and its value is wrong too
-    assert refusal is not None
-    reason = f"unknown key {key}; did you mean {meant}? {meant}={text}: {refusal.reason}"
-    return InputError(reason, field=key, value=text, fix=refusal.fix)
-
-
-def _set_by_their_key(key: str) -> str | None:
-    """Return what to do instead of a framework's key, whose value is not a field's alone; None if it is none."""
-    names = [name for name in FRAMEWORKS if key in config_keys(name)]
-    own = (config_keys(name)[key].field for name in names)
-    with_others = (field for name in names for one in composite_keys(name) if key in one.keys for field in one.fields)
-    fields = dict.fromkeys(field for field in (*own, *with_others) if field)
-    if not names:
-        return None
-    return f"where it sets {', '.join(fields)}: write that here" if fields else "without a field here: change it there"
-
-
-def _in_section(section: str, text: str, recipe: Recipe) -> list[str]:
-    """Return what a value may set in a section: a field with choices that has it, or one that starts with it."""
-    choices = {
-        key: get_args(bare_type(info.type)[0])
-        for key, info in recipe_fields().items()
-        if key.startswith(f"{section}.") and get_origin(bare_type(info.type)[0]) is Literal
-    }
-    same = [f"{key}={text}" for key, known in choices.items() if text in known and text != field_value(recipe, key)]
-    named = [one for one in REMOVED_KEYS.get(text.lower(), ())[1:] if one.startswith(f"{section}.")]  # fp8
-    starts = [f"{key}={one}" for key, known in choices.items() for one in known if str(one).startswith(text)]
-    return list(dict.fromkeys(same or [*named, *starts]))[:3]
-
-
-def _similar_keys(key: str) -> list[str]:
-    """Return the keys that a key may mean: of its last name in another section, else with a typing error."""
-    name = key.rpartition(".")[2]
-    same = [own for own in recipe_fields() if own.endswith(f".{name}")]
-    if same:
-        return same[:3]
-    if "." in key and name in override_keys() and override_keys()[name].field:  # train.learning_rate
-        return [override_keys()[name].field]
-    if "." in key and (own := _named_by_word(name)):
-        return [own]
-    field, _, item = key.rpartition(".")  # data.colums.prompt: an item of a mapping
-    maps = [own for own, info in recipe_fields().items() if is_map(info)]
-    items = [f"{own}.{item}" for own in closest(field, maps)] if "." in field else []
-    near = closest(key, known_keys()) or items or _with_similar_name(name)
-    return near or (_fields_named(name) if "." in key else [])  # layout.tensor_parallel
-
-
-def _fields_named(name: str) -> list[str]:
-    """Return the field of ours that other frameworks call by a name like this one, without a section."""
-    keys = [one for one in closest(name, override_keys()) if override_keys()[one].field]
-    starting = [one for one in keys if one.rpartition(".")[2].split("_")[0] == name.split("_")[0]]
-    return list(dict.fromkeys(override_keys()[one].field for one in starting))[:1]
-
-
-SECTION_WORDS = {"scheduler": "schedule", "lr_scheduler": "schedule", "lr_schedule": "schedule", "optim": "optimizer"}
-"""Words of other tools for a section whose `name` chooses among kinds."""
-
-
-def _named_by_word(word: str) -> str:
-    """Return the key that chooses a section's kind: schedule.name for optimizer.schedule; empty if there is none."""
-    own = f"{SECTION_WORDS.get(word, word)}.name"
-    return own if own in recipe_fields() else ""
-
-
-def _with_similar_name(name: str) -> list[str]:
-    """Return the keys of any section whose last name starts with a word or contains it: optimizer.warmup."""
-    last = {own: own.partition(".")[2] for own in recipe_fields()}
-    near = closest(name, last.values())
-    return [own for own, one in last.items() if one in near][:3]
-
-
-def _refusal(key: str, text: str, recipe: Recipe) -> InputError | None:
-    """Return why a key cannot be set to a value; None if it can."""
     try:
-        _settings([(key, text)], recipe)
-    except InputError as error:
-        return error
-    return None
-
-
-USUAL = {"train.epochs": 3, "train.eval_every": 100, "train.early_stop_patience": 3, "checkpoint.milestone_every": 1000}
-"""Values to suggest for fields where 0 turns something off, which nobody means who types a wrong value."""
+        return bool(_settings([(key, value)], recipe))
+    except InputError:
+        return False
 
 
 def translate_value(alias: ConfigKey, text: str) -> str:

@@ -18,7 +18,12 @@ from meshwright.recipes.types import Recipe
 
 OFF = ("false", "no", "none", "null", "0", "")
 ON = ("true", "yes", "1")
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+DTYPES = {
+    **dict.fromkeys(("bfloat16", "bf16-mixed", "bf16-true"), "bf16"),
+    **dict.fromkeys(("float16", "half", "16-mixed", "16", "fp16-mixed"), "fp16"),
+    **dict.fromkeys(("float32", "float", "32-true", "32"), "fp32"),
+}
+PER_EPOCH = ("_per_epoch", "_every_n_epoch")  # ends of names of numbers of times per epoch, or of epochs
 RUN_OPTIONS = {"azure_ml": "", "all": "wandb"}
 LINES = (".jsonl", ".ndjson")
 BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
@@ -100,29 +105,31 @@ def for_options(error: InputError, options: Collection[str]) -> InputError:
     return error.for_options(options) if isinstance(error, _CommandError) else error
 
 
-def removed_key(key: str, text: str, recipe: Recipe, accepts: Callable[[str], bool]) -> RemovedKeyError:
-    """Return the error for a key that is something else here; `accepts` says whether an override is valid."""
+def removed_key(
+    key: str, text: str, recipe: Recipe, accepts: Callable[[str], bool], typed: str = ""
+) -> RemovedKeyError:
+    """Return the error for a key, `typed` so, that is something else here; `accepts`: whether an override is valid."""
     reason, *choices = REMOVED_KEYS[key]
     if text.lower() in OFF and not _counts(key):
-        return RemovedKeyError(key, text, reason, ())
+        return RemovedKeyError(typed or key, text, reason, ())
     try:
         value, why = _value(key, text, recipe)
     except (ValueError, ZeroDivisionError, InputError):
         value, why = "", ""
     written = [_filled(one, value, text) for one in choices] if value else []
-    return RemovedKeyError(key, text, reason + why, [one for one in written if _valid(one, accepts)])
+    return RemovedKeyError(typed or key, text, reason + why, [one for one in written if _valid(one, accepts)])
 
 
 def computed_after(key: str) -> int:
     """Return the place of a key in the order of computation: batch and data, then intervals, then shares of the run."""
     name = key.rpartition(".")[2]
-    return 3 if name == "warmup_ratio" else 2 if name.endswith("_strategy") else 1 if name.endswith("_per_epoch") else 0
+    return 3 if name == "warmup_ratio" else 2 if name.endswith("_strategy") else 1 if name.endswith(PER_EPOCH) else 0
 
 
 def _counts(key: str) -> bool:
     """Return whether "no" and 0 are values of a key, not its absence."""
     name = key.rpartition(".")[2]
-    return name.endswith(("_strategy", "_per_epoch", "_ratio", "_factor")) or name in ("gpus", "model", "goal")
+    return name.endswith(("_strategy", *PER_EPOCH, "_ratio", "_factor")) or name in ("gpus", "model", "goal")
 
 
 def _filled(choice: str, value: str, text: str) -> str:
@@ -157,7 +164,7 @@ def _value(key: str, text: str, recipe: Recipe) -> tuple[str, str]:
         return str(size * int(text) * ranks), f" ({text} × micro batch {size} × {ranks} data-parallel ranks)"
     if name in ("min_lr_ratio", "min_lr_factor"):
         return f"{float(text) * recipe.optimizer.lr:g}", ""
-    if name.endswith(("_strategy", "_per_epoch")):
+    if name.endswith(("_strategy", *PER_EPOCH)):
         return _every(name, text, recipe)
     if name == "hierarchical_context_parallel_sizes":
         return re.findall(r"[0-9]+", text)[0] if re.findall(r"[0-9]+", text) else "", ""
@@ -176,14 +183,16 @@ def _every(name: str, text: str, recipe: Recipe) -> tuple[str, str]:
     if text.lower() in OFF:
         return "0" if not name.startswith("logging") else str(recipe.train.log_every), ""
     data = recipe.data
-    held_out = data.validation or data.validation_part or data.dataset == "mock" or not name.startswith("eval")
+    validates = name.startswith(("eval", "check_val"))
+    held_out = data.validation or data.validation_part or data.dataset == "mock" or not validates
     if not held_out:
         recipe = msgspec.structs.replace(recipe, data=msgspec.structs.replace(data, validation_part=0.1))
     own = {"save": recipe.checkpoint.save_every, "logg": recipe.train.log_every}.get(name[:4], recipe.train.eval_every)
     steps, about = _epoch_steps_or_about(recipe)
     whole = recipe.train.epochs * (steps or 0) or recipe.train.steps
     every, why = own or max(int(whole) // 10, 1), ""
-    per_epoch = int(text) if name.endswith("_per_epoch") else 1 if text.lower() == "epoch" else 0
+    count = int(text) if name.endswith(PER_EPOCH) else 1 if text.lower() == "epoch" else 0
+    per_epoch = 1 / count if count and name.endswith("_n_epoch") else count
     if per_epoch and steps:
         every, why = max(round(steps / per_epoch), 1), f" ({about}{steps:.4g} steps are an epoch of {data.dataset})"
     elif per_epoch:

@@ -45,7 +45,9 @@ REMOVED: dict[str, RemovedKey] = {
         "train.global_batch_size={value}",
     ),
     "warmup_ratio": ("is a share of the training; set the steps", "schedule.warmup_steps={value}"),
-    **dict.fromkeys(("eval_strategy", "evaluation_strategy", "evals_per_epoch"), _VALIDATION),
+    **dict.fromkeys(
+        ("eval_strategy", "evaluation_strategy", "evals_per_epoch", "check_val_every_n_epoch"), _VALIDATION
+    ),
     "eval_steps": (  # also the short name of train.eval_steps
         "is the number of steps between two validations in other trainers; train.eval_steps is the length of one",
         "train.eval_every={value}",
