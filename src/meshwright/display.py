@@ -204,7 +204,11 @@ def amount(value: float, limit: float | None = None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def duration(days: float) -> str:
-    """Return a time in the largest unit of which it has at least two: days, hours, minutes, else seconds."""
+def duration(days: float, deadline: float | None = None) -> str:
+    """Return a time in the largest unit of which it has at least two: days, hours, minutes, else seconds.
+
+    One next to a deadline, also in days, has the digits that tell on which side of it it is.
+    """
     unit, each = next(((unit, each) for unit, each in TIMES if days * each >= 2), TIMES[-1])
-    return f"{amount(days * each)} {unit}"
+    is_close = deadline is not None and abs(days - deadline) < 0.02 * deadline
+    return f"{f'{days * each:,.2f}' if is_close else amount(days * each)} {unit}"

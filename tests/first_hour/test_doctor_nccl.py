@@ -88,9 +88,34 @@ def test_explain_knows_the_lines_of_sockets(meshwright: Any, text: str) -> None:
     assert any("NCCL_IB_DISABLE" in one for one in answer["fix"])
 
 
-@pytest.mark.parametrize("text", ["NCCL_IB_DISABLE", "NCCL_IB_DISABLE=1", "export NCCL_IB_DISABLE=1", "nccl_debug"])
+OTHERS = ("nccl_debug", "NCCL_IB_TIMEOUT=22", "FI_CXI_DEFAULT_CQ_SIZE", "FI_CXI_ATS", "FI_MR_CACHE_MONITOR")
+
+
+@pytest.mark.parametrize(
+    "text", ["NCCL_IB_DISABLE", "NCCL_IB_DISABLE=1", "export NCCL_IB_DISABLE=1", "NCCL_FOO", *OTHERS]
+)
 def test_explain_knows_variables(meshwright: Any, text: str) -> None:
     assert "environment variable" in meshwright("explain", text).out
+
+
+def test_explain_names_the_variable_that_is_misspelled(meshwright: Any) -> None:
+    assert "did you mean NCCL_IB_TIMEOUT?" in meshwright("explain", "NCCL_IB_TIMOUT").err
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("Slingshot", "FI_PROVIDER=cxi"),
+        ("libfabric", "aws-ofi-nccl"),
+        ("how often to save", "checkpoint.save_every"),
+        ("checkpoint interval", "time that a save blocks"),
+        ("energy", "kWh"),
+        ("how much energy", "kWh"),
+        ("power", "nvidia-smi -q -d POWER"),
+    ],
+)
+def test_explain_knows_words_of_clusters(meshwright: Any, text: str, meaning: str) -> None:
+    assert meaning in meshwright("explain", text).out
 
 
 DS = '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3}}'

@@ -118,6 +118,21 @@ ROWS: tuple[tuple[tuple[str, ...], str], ...] = (
         "GB/s per GPU, TCP has a tenth. network_gb_s in a cluster file sets its rate"),
     (("pcie",), "bus between GPUs, CPU and network cards: 16 to 64 GB/s each way, a tenth of NVLink. Without NVLink "
         "prefer data or pipeline parallelism to tensor parallelism"),
+    (("slingshot", "cassini", "cxi"), "HPE's network of Cray systems, 200 or 400 Gb/s per adapter. NCCL and RCCL "
+        "use it through libfabric's plugin (aws-ofi-nccl) with FI_PROVIDER=cxi, else they communicate over TCP: "
+        "meshwright explain FI_CXI_DEFAULT_CQ_SIZE, FI_CXI_RX_MATCH_MODE, FI_MR_CACHE_MONITOR"),
+    (("libfabric", "ofi", "aws_ofi_nccl"), "library of network providers; NCCL uses it on EFA and Slingshot through "
+        "the plugin aws-ofi-nccl. FI_PROVIDER names the provider (efa, cxi); a log of NCCL_DEBUG=INFO must have "
+        "NET/OFI"),
+    (("efa",), "AWS's network between nodes, which NCCL uses through libfabric's plugin aws-ofi-nccl: a log of "
+        "NCCL_DEBUG=INFO must have NET/OFI and efa, else nodes communicate over TCP"),
+    (("energy", "electricity", "kwh", "carbon", "co2", "emissions"), "not estimated. GPU-hours × the power of a GPU "
+        "(nvidia-smi --query-gpu=power.draw --format=csv), and a third to a half more for host, network and cooling: "
+        "10,000 GPU-hours at 0.7 kW are 7,000 kWh. meshwright size MODEL --gpu GPU --goal GOAL --tokens N has the "
+        "GPU-hours"),
+    (("power", "power_limit", "power_cap", "tdp"), "what a GPU may draw (nvidia-smi -q -d POWER): at its limit clocks "
+        "and speed fall. Estimates assume the card's usual limit; a log that is slower than its estimate may have a "
+        "lower one. Energy is not estimated: meshwright explain energy"),
 )  # fmt: skip
 """The names of each word, as keys of terms (lower case, underscores), and its meaning."""
 
@@ -135,5 +150,6 @@ FIELDS = {
     "early_stopping": "train.early_stop_patience",
     "cpu_offload": "layout.offload",
     "liger": "kernels.loss",
+    "checkpoint_interval": "checkpoint.save_every",
 }
 """Word → the recipe field that is shown with it."""

@@ -16,7 +16,7 @@ from meshwright.api.ranked_sides import Comparison, answer_of, reasons_for
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.run_comparison import ComparedRun, Difference, RunComparison, RunSide, differences
-from meshwright.display import plural
+from meshwright.display import duration, plural
 from meshwright.frameworks import UnmappedField
 
 
@@ -142,7 +142,7 @@ def _days_and_cost(side: Side, found: Comparison) -> list[str]:
     spent = planner.budget(plan.case, plan.estimate, None, price)
     if spent is None:
         return []
-    text = f"{plural(spent.steps, 'step')} take {spent.days:.3g} days on {plan.question.cluster}"
+    text = f"{plural(spent.steps, 'step')} take {duration(spent.days)} on {plan.question.cluster}"
     if spent.cost is not None:
         return [f"{text} and cost {spent.cost:,.0f} {spent.currency}".rstrip()]
     is_priced = any(one.price is not None for one in clusters_of)

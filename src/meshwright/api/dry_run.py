@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, costs, extras
+from meshwright import clusters, costs, extras, rules
 from meshwright.api import run_requests as requests
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import MemoryGib, Part, Response
@@ -18,11 +18,12 @@ from meshwright.clusters import Cluster
 from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, OtherEngine, Placement
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import find
-from meshwright.planner import Plan, case_of, with_fastest_micro_batch
+from meshwright.planner import Plan, as_overrides, case_of, find_repair, with_fastest_micro_batch
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.engine_models import require_traced
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
+from meshwright.rules import RefusedError
 
 Progress = Callable[[str], None]  # called with a line per stage
 
@@ -39,8 +40,21 @@ def dryrun(request: requests.DryRun) -> DryRun:
     cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
     if auto:
         recipe = with_fastest_micro_batch(Case(recipe, model_of(recipe), cluster))
+    _refuse_broken(recipe, cluster, request.overrides)
     found = _execute(recipe, cluster, request.exact, request.processes, request.progress)
     return msgspec.structs.replace(found, other_engine=other_engine(job, kept, recipe, cluster))
+
+
+def _refuse_broken(recipe: Recipe, cluster: Cluster, overrides: Sequence[str]) -> None:
+    """Raise RefusedError if rules other than memory's refuse the recipe, with one repair: of the layout, if one does.
+
+    The engine refuses it too, after torch is imported; only a search knows which layout is as fast.
+    """
+    case = Case(recipe, model_of(recipe), cluster, memory_of=costs.memory)
+    errors = [one for one in rules.check(case, ("error",)) if not one.rule.startswith("memory.")]
+    if errors:
+        typed = {recipe_fields()[key].flat for key in override.requested(recipe, override.split_auto(overrides)[0])}
+        raise RefusedError(errors, repair=as_overrides(find_repair(case, typed)))
 
 
 def other_engine(job: Job, overrides: Sequence[str], executed: Recipe, cluster: Cluster) -> OtherEngine | None:

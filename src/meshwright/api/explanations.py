@@ -252,12 +252,14 @@ def _as_network(text: str) -> Explained | None:
 
 def _as_variable(text: str) -> Explained | None:
     """Return what an environment variable does, with or without a value: NCCL_IB_DISABLE, NCCL_IB_DISABLE=1."""
+    from meshwright.api import variable_words
     from meshwright.frameworks.launch_variables import VARIABLES
 
     name = text.removeprefix("export ").partition("=")[0].strip().upper()
     found = next((one for one in VARIABLES if one.name == name), None)
     if found is None:
-        return None
+        other = variable_words.purpose(name)
+        return None if other is None else Explained(name, "term", meaning=other)
     where = "on several nodes, " if found.several_nodes else ""
     meaning = f"environment variable that {found.purpose}. {where}{name}={found.bad_value}: {found.effect_on()}"
     return Explained(name, "term", meaning=meaning, fix=(found.fix(found.bad_value),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -73,17 +73,28 @@ def prices_for(request: requests.Size, questions: Sequence[Question]) -> tuple[l
     names = [one.cluster.gpu.name for one in questions]
     request = msgspec.structs.replace(request, price=_in_order(request.price, names))
     named = _by_type(request.price)
+    priced = msgspec.structs.replace(request, currency=request.currency or _one_currency(request.price, named))
     missing = [name for name in names if named and name not in named]
     if len(missing) == len(names):
         raise _no_price(request.price, missing)
     found = [
-        price_for(_without_price(request, one) if name in missing else request, one)
+        price_for(_without_price(request, one) if name in missing else priced, one)
         for name, one in zip(names, questions, strict=True)
     ]
     unpriced = [name for name, price in zip(names, found, strict=True) if price is None and name in missing]
     fix = ",".join(f"{name}=PRICE" for name in unpriced)
     note = f"--price has none for {', '.join(unpriced)}: without cost; {fix} adds it"
     return found, [note] if unpriced else []
+
+
+def _one_currency(price: float | str | None, named: Mapping[str, str]) -> str | None:
+    """Return the currency of prices by GPU type, which the bare ones among them have too; raise for several."""
+    stated = {found[1] for amount in named.values() if (found := price_per_hour(amount)) is not None} - {""}
+    if len(stated) > 1:
+        reason = f"names {' and '.join(sorted(stated))}: costs are compared in one currency; convert the others"
+        listed = ",".join(f"{gpu}=PRICE" for gpu in named)
+        raise InputError(reason, field="price", value=price, fix=(f"--price {listed} --currency {min(stated)}",))
+    return next(iter(stated), None)
 
 
 def _without_price(request: requests.Size, question: Question) -> requests.Size:

@@ -15,7 +15,7 @@ from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, s
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
 from meshwright.api.validation_time import validation_note
-from meshwright.display import plural
+from meshwright.display import duration, plural
 from meshwright.notes import no_notes
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question
@@ -235,7 +235,7 @@ def _with_figures(plan: Plan, fewer: Plan, request: Asked) -> Plan:
 
     def written(one: planner.Budget) -> str:
         cost = "" if one.cost is None else f" and {one.cost:,.0f} {one.currency}".rstrip()
-        return f"{one.days:.2f} days{cost}"
+        return f"{duration(one.days)}{cost}"
 
     figures = f"; {written(found)} in place of {written(plan.budget)}"
     suggested = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
+from shlex import quote
 
 import msgspec
 
@@ -42,11 +43,12 @@ def size(request: requests.Size) -> Sizing:
         tokens = counted[0]
     asked = tokens is not None or request.days is not None
     if request.price is not None and not asked:
-        fix: tuple[str, ...] = (f"--tokens 1T --price {request.price}", f"--days 30 --price {request.price}")
+        price = f"--price {quote(str(request.price))}"
+        fix: tuple[str, ...] = (f"--tokens 1T {price}", f"--days 30 {price}")
         reason = "needs a token budget or a number of days"
         if EPOCHS in map(recipe_key, request.overrides):  # of the recipe's dataset, whose samples are not counted
             reason += "; epochs are one if --dataset names a file or folder of this machine"
-            fix = (f"--dataset FILE --price {request.price}", *fix)
+            fix = (f"--dataset FILE {price}", *fix)
         raise InputError(reason, field="price", value=request.price, fix=fix)
     found = [
         planner.size(question, request.overrides, tokens, price if asked else None, request.max_gpus, request.days, own)

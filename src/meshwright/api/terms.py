@@ -110,12 +110,6 @@ TERMS = {
     "verification_report": "recorded results of rules, estimate, dry run and tiny training of a shipped recipe",
     "parity": "losses, gradients and weights of a parallel run equal those of one process within 1e-5",
     "calibration_profile": "measured rates of a GPU type and an engine that the estimate uses",
-    "nccl_debug": "environment variable; INFO makes NCCL print the network, links and channels that it uses, WARN only "
-    "its errors",
-    "nccl_ib_hca": "environment variable that names the InfiniBand or RoCE adapters that NCCL may use, such as mlx5; "
-    "ibv_devinfo lists them",
-    "nccl_ib_gid_index": "environment variable with the index of the RoCE address that NCCL uses: that of a RoCEv2 GID "
-    "on every node (show_gids), mostly 3",
     "enroot": "NVIDIA's container runtime without root: it unpacks a Docker image to a squashfs file (enroot import "
     "docker://IMAGE) and starts it as the user",
     "pyxis": "the SLURM plugin that runs a step in an Enroot container: srun --container-image=FILE.sqsh "
@@ -127,6 +121,9 @@ TERMS = {
     "2 × (n - 1) / n × bytes / time. Over several nodes large messages usually reach 80 to 95 % of a GPU's network "
     "rate times the GPUs of a node: 320 to 390 GB/s on 8 × 400 Gb/s",
     "busbw": "bus bandwidth, the column of nccl-tests to compare with the links; meshwright explain bus_bandwidth",
+    "checkpoint_interval": "how often to save checkpoints: about the square root of 2 × the time that a save blocks "
+    "training × the mean time between failures; meshwright size --tokens N and recommend --days say which "
+    "checkpoint.save_every that is, and what another costs",
     "doctor": "the command that diagnoses a run from its logs",
     **COMMON_WORDS,
 }

@@ -39,6 +39,7 @@ QUESTION_WORDS = STOP_WORDS | {
         "make",
         "explain",
         "mean",
+        "much",
     )
 }
 _ENDING = re.compile(r"(?:ations?|ing|ed|es|s)$")

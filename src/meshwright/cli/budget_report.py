@@ -222,8 +222,8 @@ def _too_late(answer: Answer) -> str:
         return "no count fits"
     soonest = min(timed, key=lambda one: one["days"])
     kind = f" of {answer['gpu']}" if answer["compared"] else ""
-    days = amount(soonest["days"], answer["deadline_days"])
-    return f"no count{kind}; the soonest is {days} days with {soonest['gpus']:,} GPUs"
+    time = duration(soonest["days"], answer["deadline_days"])
+    return f"no count{kind}; the soonest is {time} with {soonest['gpus']:,} GPUs"
 
 
 def _print_compared(answer: Answer) -> None:
@@ -236,7 +236,7 @@ def _print_compared(answer: Answer) -> None:
         best = one["in_time"] if timed else one["cheapest"] or one["most_efficient"]
         soonest, best, late = one["soonest"], best or {}, ""
         if timed and soonest:
-            late = f"none; {amount(soonest['days'], answer['deadline_days'])} days with {soonest['gpus']:,}"
+            late = f"none; {duration(soonest['days'], answer['deadline_days'])} with {soonest['gpus']:,}"
         unit = f" {one['currency']}" if one["currency"] else ""
         rows.append(
             (

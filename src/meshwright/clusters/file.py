@@ -13,6 +13,7 @@ import msgspec
 
 from meshwright import file_access
 from meshwright.clusters.catalogue import gpu
+from meshwright.clusters.plausible import reject_impossible, unlikely
 from meshwright.clusters.tables import (
     GPU_KEYS,
     MAX_GPUS,
@@ -126,6 +127,7 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
         raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs exceed the maximum of {MAX_GPUS} GPUs")
     if (network := read_network(table, base.network_gb_s, gpus_per_node)) is not None:
         overrides[NETWORK] = network
+    reject_impossible(overrides)
     name = "" if overrides.keys() & _OF_THE_GPU or isinstance(table["gpu"], dict) else overrides.pop("name", "")
     price, currency = read_price(table.get("price"), table.get("currency"))
     own_links = "nvlink_domain" in table or isinstance(table["gpu"], dict)
@@ -138,7 +140,8 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     if (inside := nodes_of_racks(known, nodes, gpus_per_node)) is not None:
         counts, racks = inside, nodes
     found = Cluster(known, *counts, price, currency, own_links, own_network, name, racks=racks, network_unit=unit)
-    return msgspec.structs.replace(found, storage_gb_s=read_storage(table.get(STORAGE)))
+    far = () if isinstance(table["gpu"], dict) else tuple(unlikely(overrides, base, gpus_per_node))
+    return msgspec.structs.replace(found, storage_gb_s=read_storage(table.get(STORAGE)), unlikely=far)
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:
@@ -146,6 +149,8 @@ def _gpu_of(table: Mapping[str, Any]) -> Gpu:
         case str(name):
             return gpu(name)
         case dict(custom):
+            reject_unknown_keys(custom, GPU_KEYS, OTHER_KEYS)
+            reject_impossible(read_gpu_values(custom))
             return read_gpu({"gpus_per_node": table.get("gpus_per_node", 8), **custom})
         case None:
             raise BadTableError('gpu is missing; write gpu = "H100", or a [gpu] table for a custom GPU')

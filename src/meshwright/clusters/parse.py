@@ -102,7 +102,7 @@ def _read(text: str | os.PathLike[str]) -> tuple[Cluster, tuple[Assumption, ...]
         return this_machine(), ()
     if looks_like_path(text):
         described = read_cluster_file(text)
-        return described, (*_racks_in_file(text, described), *network_assumed(described))
+        return described, (*described.unlikely, *_racks_in_file(text, described), *network_assumed(described))
     if len(several := [one.strip() for one in re.split(r"[,+]| and ", text)]) > 1 and all(map(_is_cluster, several)):
         reason = f"names {len(several)} clusters: GPUs of several kinds do not train together here, and one is planned"
         sizes = "compare their sizes with meshwright size MODEL --goal GOAL --gpu " + ",".join(

@@ -37,20 +37,31 @@ NODE_NETWORK = "network_gb_s_per_node"
 SLOWEST_GB_S = 0.125  # 1 Gb/s per GPU: a smaller number without unit is probably a mistake
 USABLE_MEMORY = "memory_gib (of a GPU, less what is reserved)"
 OTHER_KEYS = {
-    **dict.fromkeys(("num_nodes", "nnodes", "n_nodes", "node_count", "hosts"), "nodes"),
-    **dict.fromkeys(("nproc_per_node", "num_gpus_per_node", "gpus", "num_gpus", "gpu_per_node"), "gpus_per_node"),
-    **dict.fromkeys(("gpu_type", "gpu_name", "accelerator", "device"), "gpu"),
-    **dict.fromkeys(("interconnect", "network", "infiniband", "ib", "bandwidth", "internode_gb_s"), "network_gb_s"),
+    **dict.fromkeys(("num_nodes", "nodes_count", "n_node", "nnodes", "n_nodes", "node_count", "hosts"), "nodes"),
+    **dict.fromkeys(
+        ("nproc_per_node", "num_gpus_per_node", "gpus", "num_gpus", "gpu_per_node", "gpu_count", "n_gpus", "ngpus"),
+        "gpus_per_node",
+    ),
+    **dict.fromkeys(("gpu_type", "gpu_name", "accelerator", "device", "model", "type"), "gpu"),
+    **dict.fromkeys(
+        ("interconnect", "network", "infiniband", "ib", "bandwidth", "internode_gb_s", "rdma", "net_gb_s"),
+        "network_gb_s",
+    ),
     **dict.fromkeys(("network_gbps", "network_gbit_s", "nic_gb_s", "ib_gb_s", "network_bandwidth"), "network_gb_s"),
     **dict.fromkeys(("network_per_node", "network_gbps_per_node", "node_network_gb_s"), NODE_NETWORK),
     **dict.fromkeys(("nvlink", "intranode_gb_s", "nvlink_bandwidth"), "nvlink_gb_s"),
-    **dict.fromkeys(("memory", "memory_gb", "gpu_memory", "gpu_memory_gb", "vram"), "memory_gib"),
+    **dict.fromkeys(
+        ("memory", "memory_gb", "gpu_memory", "gpu_memory_gb", "vram", "vram_gb", "hbm_gib", "hbm_gb"), "memory_gib"
+    ),
     **dict.fromkeys(("reserved_gib", "reserved_gb", "reserved_memory", "usable_gib"), USABLE_MEMORY),
-    **dict.fromkeys(("host_memory", "ram", "cpu_memory"), "host_gib"),
+    **dict.fromkeys(("host_memory", "ram", "ram_gb", "cpu_memory", "cpu_memory_gb"), "host_gib"),
+    **dict.fromkeys(("bf16_tflops", "tflops_bf16", "flops", "peak_bf16"), "peak_tflops"),
+    **dict.fromkeys(("hbm_bandwidth", "memory_bandwidth", "memory_bandwidth_gb_s"), "hbm_gb_s"),
     **dict.fromkeys(("storage", "filesystem_gb_s", "disk_gb_s", "lustre_gb_s", "save_gb_s"), STORAGE),
     **dict.fromkeys(("cost", "price_per_hour", "price_per_gpu_hour"), "price"),
 }
 """Keys that people write in cluster files, and ours."""
+_UNITS_IN_KEYS = frozenset(("gb", "s", "gib", "per", "of", "gbps"))
 _NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s", "host_gib")
 _COUNTS = ("nvlink_domain", "nvlink_board", "gpus_per_node")
 _TEXTS = ("name", "source", "note")
@@ -86,11 +97,17 @@ def reject_unknown_keys(
     for key in table:
         if key not in known:
             same = (others or {}).get(key.lower().replace("-", "_"))
-            near = [same] if same else closest(key, known)
+            near = [same] if same else closest(key, known) or _sharing_words(key, known)
             if same == "network_gb_s" and NODE_NETWORK in known:
                 near = [f"{NODE_NETWORK} (of all GPUs of a node)", "network_gb_s (of one GPU)"]
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
             raise BadTableError(f"unknown key {key[:80]}; {hint}")
+
+
+def _sharing_words(key: str, known: tuple[str, ...]) -> list[str]:
+    """Return the known keys with a word of this one that is no unit: nvlink_size is about nvlink_gb_s or its domain."""
+    words = set(key.lower().replace("-", "_").split("_")) - _UNITS_IN_KEYS
+    return [one for one in known if words & set(one.split("_"))][:3]
 
 
 def read_count(key: str, value: object) -> int:

@@ -73,6 +73,7 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     racks: int = 0  # if its file counts racks as nodes
     storage_gb_s: float | None = None  # of checkpoints, from all GPUs together, if its file says so
     network_unit: str = ""  # how the network was read and how to write another unit, if its file gives no unit
+    unlikely: tuple[Assumption, ...] = ()  # values of its file that no variant of the GPU has
 
     @property
     def world(self) -> int:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
 from meshwright.clusters import Cluster, cluster
-from meshwright.errors import InputError, MeshwrightError, closest, some
+from meshwright.costs.table_cells import CellError, choice, count, lookup, measure
+from meshwright.display import plural
+from meshwright.errors import InputError, closest
 from meshwright.models import ModelSpec, find
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import GOALS, Recipe
 
-Found = TypeVar("Found")
 FRAMEWORKS = {
     "meshwright": "meshwright",
     "megatron-lm": "Megatron-LM",
@@ -49,6 +49,7 @@ GRAPHS = ("none", "transformer_engine", "full_iteration")
 DISPATCHERS = ("alltoall", "deepep", "hybridep")
 RECOMPUTE = ("none", "selective", "full")
 STATUSES = ("ok", "oom")
+LISTED = 10  # wrong cells of a table
 SWITCHES = {"true": True, "false": False, "on": True, "off": False, "yes": True, "no": False, "1": True, "0": False}
 SHARDED = ("meshwright", "torchtitan", "AutoModel", "KempnerForge", "FSDP", "torchtune", "DeepSpeed")
 
@@ -93,6 +94,17 @@ COLUMNS = (
     Column("status", "ok, or oom if the run ran out of memory (then nothing need be measured)", "ok", ()),
 )  # fmt: skip
 REQUIRED = tuple(column.name for column in COLUMNS if not column.blank)
+CHOICES: dict[str, Sequence[str] | Mapping[str, Any]] = {
+    "status": STATUSES, "framework": FRAMEWORKS, "goal": GOALS, "sp": SWITCHES, "strategy": STRATEGIES,
+    "precision": PRECISIONS, "recompute": RECOMPUTE, "cuda_graphs": GRAPHS, "dispatcher": DISPATCHERS,
+    "ep_overlap": SWITCHES,
+}  # fmt: skip
+COUNTS = {
+    "seq_length": None, "global_batch_size": None, "vp": 0,
+    **dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch_size"), 1),
+}  # fmt: skip
+"""Columns with integers, and what a blank cell means; None if it may not be blank."""
+MEASURES = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gib")
 WIDE_ONLY = ("precision_class", "recompute_class", "dp_class")
 OPTIONAL_WIDE = ("gpu", "n_gpus", "gpus_per_node")  # of the wide table, in place of gpus
 EXAMPLES = (
@@ -140,10 +152,12 @@ class Row(NamedTuple):
     cluster: Cluster  # with what a cluster file says of its links and memory, for which the table has no columns
 
 
-class _CellError(ValueError):
-    def __init__(self, column: str, value: str, reason: str, fix: Sequence[str] = ()) -> None:
-        super().__init__(reason)
-        self.column, self.value, self.fix = column, value, fix
+class _Wrong(NamedTuple):
+    """A wrong cell, with the number of its row and its line."""
+
+    number: int
+    line: int
+    error: CellError
 
 
 def read_cells(text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
@@ -182,20 +196,52 @@ def is_wide(header: Sequence[str], wide: Sequence[str], path: str) -> bool:
 def parse(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]], path: str) -> tuple[list[Row], list[str]]:
     """Return every row in the form of the wide table, and notes; raise InputError for the first cell that is wrong."""
     names, notes = _names(header, path)
-    found, errors = [], []
+    found, errors = [], list[_Wrong]()
     for number, (line, cells) in enumerate(rows, start=1):
+        ours = {names[key]: cell for key, cell in cells.items() if key in names}
         try:
-            found.append(_row(number, line, {names[key]: cell for key, cell in cells.items() if key in names}, cells))
-        except _CellError as error:
-            errors.append((number, line, error))
+            found.append(_row(number, line, ours, cells))
+        except CellError as error:
+            every = _wrong_cells(ours)
+            listed = every if any(one.column == error.column for one in every) else [error, *every]
+            errors += [_Wrong(number, line, one) for one in listed]
     if errors:
-        number, line, first = errors[0]
-        more = f" (also wrong: line{'s' * (len(errors) > 2)} {some([str(e[1]) for e in errors[1:]])})"
-        where = f"row {number} (line {line}) of {path}, column {first.column}"
-        raise InputError(
-            str(first) + (more if len(errors) > 1 else ""), field=where, value=first.value, fix=tuple(first.fix)
-        )
+        raise _table_error(errors, path)
     return found, notes
+
+
+def _table_error(errors: Sequence[_Wrong], path: str) -> InputError:
+    """Return the error for the first wrong cell of a table, which lists the next ones with their fixes."""
+    first, *others = errors
+    lines = [
+        f"\n  line {one.line}, column {one.error.column} = {one.error.value or 'blank'}: {one.error}"
+        + (f" (fix: {' | '.join(one.error.fix)})" if one.error.fix else "")
+        for one in others[: LISTED - 1]
+    ]
+    more = len(others) - len(lines)
+    if more:
+        lines.append(f"\n  and {plural(more, 'more wrong cell')}")
+    also = f"; also wrong:{''.join(lines)}" if lines else ""
+    where = f"row {first.number} (line {first.line}) of {path}, column {first.error.column}"
+    return InputError(f"{first.error}{also}", field=where, value=first.error.value, fix=tuple(first.error.fix))
+
+
+def _wrong_cells(cells: Mapping[str, str]) -> list[CellError]:
+    """Return the errors of the cells of a row, each by itself, in the order of the columns."""
+    readers: dict[str, Callable[[], object]] = {
+        "model": lambda: _model(cells.get("model", "")),
+        "gpus": lambda: _cluster(cells),
+        **{name: partial(choice, cells, name, known, "") for name, known in CHOICES.items()},
+        **{name: partial(count, cells, name, blank) for name, blank in COUNTS.items()},
+        **{name: partial(measure, cells, name) for name in MEASURES},
+    }
+    found = []
+    for name in sorted(readers, key=[column.name for column in COLUMNS].index):
+        try:
+            readers[name]()
+        except CellError as error:
+            found.append(error)
+    return found
 
 
 def _names(header: Sequence[str], path: str) -> tuple[dict[str, str], list[str]]:
@@ -245,28 +291,28 @@ def _near(title: str, names: Sequence[str]) -> list[str]:
 
 def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str]) -> Row:
     if "__extra__" in raw:
-        raise _CellError("(after the last)", raw["__extra__"], "the row has more cells than the header",
+        raise CellError("(after the last)", raw["__extra__"], "the row has more cells than the header",
                          ('quote a cell that contains the separator: "1,024"',))  # fmt: skip
-    status = _choice(cells, "status", STATUSES, "ok")
-    framework = _choice(cells, "framework", FRAMEWORKS, "meshwright")
-    goal = _choice(cells, "goal", GOALS, "pretrain")
+    status = choice(cells, "status", STATUSES, "ok")
+    framework = choice(cells, "framework", FRAMEWORKS, "meshwright")
+    goal = choice(cells, "goal", GOALS, "pretrain")
     model = _model(cells.get("model", ""))
     place = _cluster(cells)
-    counts = {name: _count(cells, name) for name in ("tp", "pp", "cp", "ep", "micro_batch_size")}
-    length, batch = _count(cells, "seq_length", None), _count(cells, "global_batch_size", None)
-    measured = {name: _measure(cells, name) for name in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gib",
+    counts = {name: count(cells, name) for name in ("tp", "pp", "cp", "ep", "micro_batch_size")}
+    length, batch = count(cells, "seq_length", None), count(cells, "global_batch_size", None)
+    measured = {name: measure(cells, name) for name in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gib",
                                                         "peak_mem_gib_reserved")}  # fmt: skip
     if status == "ok" and not any(measured.values()):
         reason = "nothing was measured: step_time_s, tokens_per_s_per_gpu and peak_memory_gib are blank"
-        raise _CellError("step_time_s", "", reason, ("fill one of them", "status oom if it ran out of memory"))
+        raise CellError("step_time_s", "", reason, ("fill one of them", "status oom if it ran out of memory"))
     _check_layout(counts, place.world, batch)
-    switch = _choice(cells, "sp", SWITCHES, "")
+    switch = choice(cells, "sp", SWITCHES, "")
     sequence_parallel = SWITCHES[switch] if switch else counts["tp"] > 1
     if sequence_parallel and counts["tp"] == 1:
-        raise _CellError("sp", cells["sp"], "sequence parallelism needs tp above 1", ("sp false", "tp 2"))
-    strategy = _choice(cells, "strategy", STRATEGIES, "")
-    precision = _choice(cells, "precision", PRECISIONS, "bf16")
-    recompute = _choice(cells, "recompute", RECOMPUTE, "")
+        raise CellError("sp", cells["sp"], "sequence parallelism needs tp above 1", ("sp false", "tp 2"))
+    strategy = choice(cells, "strategy", STRATEGIES, "")
+    precision = choice(cells, "precision", PRECISIONS, "bf16")
+    recompute = choice(cells, "recompute", RECOMPUTE, "")
     theirs = FRAMEWORKS[framework]
     chunks = _chunks(cells, counts["pp"])
     dp_class = STRATEGIES[strategy or ("fsdp2" if theirs in SHARDED else "zero1")]
@@ -300,20 +346,20 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
 
 def _chunks(cells: Mapping[str, str], pp: int) -> int:
     """Return the chunks per stage; 0 if the row does not say."""
-    found = _count(cells, "vp", 0)
+    found = count(cells, "vp", 0)
     if found > 1 and pp == 1:
-        raise _CellError("vp", cells["vp"], "chunks of a pipeline need pp above 1", ("vp 1", "pp 2"))
+        raise CellError("vp", cells["vp"], "chunks of a pipeline need pp above 1", ("vp 1", "pp 2"))
     return found
 
 
 def _megatron_cells(cells: Mapping[str, str], framework: str) -> dict[str, str]:
     """Return the settings that only Megatron has, as the wide table states them."""
-    graphs, dispatcher = _choice(cells, "cuda_graphs", GRAPHS, ""), _choice(cells, "dispatcher", DISPATCHERS, "")
-    overlap = _choice(cells, "ep_overlap", SWITCHES, "")
+    graphs, dispatcher = choice(cells, "cuda_graphs", GRAPHS, ""), choice(cells, "dispatcher", DISPATCHERS, "")
+    overlap = choice(cells, "ep_overlap", SWITCHES, "")
     named = next((name for name in ("cuda_graphs", "dispatcher", "ep_overlap") if cells.get(name)), "")
     if named and not framework.startswith("Megatron"):
         reason = f"only Megatron-LM and Megatron-Bridge have this setting; the row's framework is {framework}"
-        raise _CellError(named, cells[named], reason, ("leave the cell blank", "framework megatron-lm"))
+        raise CellError(named, cells[named], reason, ("leave the cell blank", "framework megatron-lm"))
     notes = [f"dispatcher {dispatcher}"] if dispatcher else []
     notes += [f"ep overlap {'on' if SWITCHES[overlap] else 'off'}"] if overlap else []
     return {"compile_cudagraph": f"cudagraph_impl={graphs}" if graphs else "", "notes": "; ".join(notes)}
@@ -326,112 +372,38 @@ def _own_case(cells: Mapping[str, str], model: ModelSpec, place: Cluster, goal: 
         recipe = index.load(name)
     elif cells.get("recipe"):
         near = closest(name, index.names())
-        raise _CellError("recipe", name, f"unknown recipe; did you mean {' or '.join(near)}?", near)
+        raise CellError("recipe", name, f"unknown recipe; did you mean {' or '.join(near)}?", near)
     else:
         recipe = Recipe(name="measured", model=model.name, goal=goal, cluster=str(place))  # type: ignore[arg-type]
     try:
         changed, _ = override.change(recipe, settings)
     except (InputError, msgspec.ValidationError) as error:
         reason = error.message if isinstance(error, InputError) else str(error)
-        raise _CellError("framework", "meshwright", reason) from None
+        raise CellError("framework", "meshwright", reason) from None
     return Case(changed, model, place)
 
 
-def _choice(cells: Mapping[str, str], column: str, known: Sequence[str] | Mapping[str, Any], blank: str) -> str:
-    text = cells.get(column, "")
-    if not text:
-        return blank
-    plain = text.lower().replace(" ", "-")
-    for name in (plain, plain.replace("-", "_"), plain.replace("_", "-")):
-        if name in known:
-            return name
-    near = closest(plain, known) or list(known)
-    raise _CellError(column, text, f"unknown {column}; known: {', '.join(known)}", near[:3])
-
-
 def _model(text: str) -> ModelSpec:
-    return _lookup("model", text, "llama3-8b", find)
+    return lookup("model", text, "llama3-8b", find)
 
 
 def _cluster(cells: Mapping[str, str]) -> Cluster:
     text = cells.get("gpus", "")
     if not text and cells.get("gpu"):
-        count, size = _count(cells, "n_gpus", None), _count(cells, "gpus_per_node", 0)
-        full_nodes = size and count % size == 0 and count > size
-        text = f"{count // size}x{size}x{cells['gpu']}" if full_nodes else f"{count}x{cells['gpu']}"
-    return _lookup("gpus", text, "8xH100", cluster)
-
-
-def _lookup(column: str, text: str, example: str, read: Callable[[str], Found]) -> Found:
-    """Return what a cell names; a blank or unknown name is an error of that cell."""
-    if not text:
-        raise _CellError(column, text, "is blank", (example,))
-    try:
-        return read(text)
-    except MeshwrightError as error:
-        raise _CellError(column, text, error.reason, tuple(error.fix)) from None
-
-
-def _count(cells: Mapping[str, str], column: str, blank: int | None = 1) -> int:
-    text = cells.get(column, "")
-    if not text and blank is not None:
-        return blank
-    return int(_number(column, text, lambda value: value >= 1 and value == int(value), "an integer from 1", "8"))
-
-
-def _measure(cells: Mapping[str, str], column: str) -> float:
-    text = cells.get(column, "")
-    return _number(column, text, lambda value: value > 0, "a number above 0", "1.25") if text else 0.0
-
-
-def _number(column: str, text: str, valid: Callable[[float], bool], what: str, example: str) -> float:
-    if not text:
-        raise _CellError(column, text, "is blank", (example,))
-    try:
-        value = float(text.replace("_", ""))
-    except ValueError:
-        value = math.nan
-    if math.isfinite(value) and valid(value):
-        return value
-    in_seconds = _seconds(text) if column == "step_time_s" else None
-    if in_seconds is not None and valid(in_seconds):
-        raise _CellError(column, text, f"must be {what} in seconds, without unit", (f"{in_seconds:g}",))
-    shorter = text.replace(",", ".") if text.count(",") == 1 and "." not in text else "".join(_digits(text))
-    fix = (shorter,) if shorter and shorter != text else (example,)
-    raise _CellError(column, text, f"must be {what}, without unit and thousands separator", fix)
-
-
-SECONDS = {
-    "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
-    "ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "µs": 1e-6,
-    "m": 60.0, "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0,
-    "h": 3600.0, "hr": 3600.0, "hour": 3600.0, "hours": 3600.0,
-}  # fmt: skip
-
-
-def _seconds(text: str) -> float | None:
-    """Return a time with its unit in seconds, such as 1450ms or 2min 5s; None if it is not one."""
-    plain = text.strip().lower().replace("_", "")
-    parts = re.findall(r"(\d+(?:[.,]\d+)?)\s*([a-zµ]+)", plain)
-    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != re.sub(r"\s+", "", plain):
-        return None
-    if any(unit not in SECONDS for _, unit in parts):
-        return None
-    return sum(float(number.replace(",", ".")) * SECONDS[unit] for number, unit in parts)
-
-
-def _digits(text: str) -> str:
-    return "".join(one for one in text if one.isdigit() or one == ".")
+        world, size = count(cells, "n_gpus", None), count(cells, "gpus_per_node", 0)
+        full_nodes = size and world % size == 0 and world > size
+        text = f"{world // size}x{size}x{cells['gpu']}" if full_nodes else f"{world}x{cells['gpu']}"
+    return lookup("gpus", text, "8xH100", cluster)
 
 
 def _check_layout(counts: Mapping[str, int], world: int, batch: int) -> None:
     ranks = counts["tp"] * counts["pp"] * counts["cp"]
     if world % ranks:
         shown = " × ".join(f"{name} {counts[name]}" for name in ("tp", "pp", "cp"))
-        raise _CellError("tp", str(counts["tp"]), f"{shown} = {ranks} does not divide the {world} GPUs",
+        raise CellError("tp", str(counts["tp"]), f"{shown} = {ranks} does not divide the {world} GPUs",
                          ("correct tp, pp, cp or gpus",))  # fmt: skip
     per_pass = counts["micro_batch_size"] * (world // ranks)
     if batch % per_pass:
-        raise _CellError("global_batch_size", str(batch), f"is not a multiple of micro_batch_size "
+        raise CellError("global_batch_size", str(batch), f"is not a multiple of micro_batch_size "
                          f"{counts['micro_batch_size']} × {world // ranks} data-parallel ranks = {per_pass}",
                          (str(max(1, round(batch / per_pass)) * per_pass),))  # fmt: skip

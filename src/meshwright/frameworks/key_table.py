@@ -7,7 +7,7 @@ choices: `dim:int alpha:int|float dropout_position:str=pre|post`. `**` accepts a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,13 @@ WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "lis
     "str": "text"}  # fmt: skip
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0", "y", "n", "t", "f")
 PLACEHOLDER = re.compile(r"<.*>")  # a value that the user is asked to fill in
-FULL_NAMES = {"bitsandbytes": "bnb"}  # a library's name → how lists of choices abbreviate it
+FULL_NAMES = {
+    "bitsandbytes": "bnb",
+    "bf16": "bfloat16",
+    **dict.fromkeys(("fp16", "half"), "float16"),
+    **dict.fromkeys(("fp32", "float"), "float32"),
+}
+"""Another name of a value → how lists of choices name it."""
 NULLS = ("none", "null", "")
 
 
@@ -61,9 +67,15 @@ class Key(msgspec.Struct, frozen=True):
 
     def meant(self, value: Any) -> str:
         """Return the choice that a refused value may mean; else empty."""
-        text = FULL_NAMES.get(str(value).strip().lower(), str(value))
-        near = abbreviated(text, self.choices) or closest(text, self.choices, 1)
+        near = meant_choices(str(value), self.choices)
         return near[0] if near else ""
+
+
+def meant_choices(text: str, choices: Sequence[str]) -> list[str]:
+    """Return the values that a refused one may mean, best first; the only one if there is no other."""
+    name = FULL_NAMES.get(text.strip().lower(), "")
+    text = name if name in choices else text
+    return abbreviated(text, choices) or closest(text, choices, 1) or (list(choices) if len(choices) == 1 else [])
 
 
 def _is_type(value: Any, kind: str) -> bool:

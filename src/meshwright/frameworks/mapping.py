@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from meshwright.errors import InputError, closest
 from meshwright.frameworks.framework import Framework, ParsedConfig
+from meshwright.frameworks.key_table import meant_choices
 from meshwright.frameworks.schedule_units import length_keys
 from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
@@ -25,7 +26,7 @@ from meshwright.recipes.replacements import OFF
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.recipes.values import meant_value, parse
 from meshwright.rules.rule import Finding, Severity
-from meshwright.similar import abbreviated, opposites
+from meshwright.similar import opposites
 
 _NAME = re.compile(r"[\w./-]+")
 _PLACEHOLDER = re.compile(r"(?<=[ =])(N|F)$|…")  # the value of a setting that moved to another key
@@ -229,8 +230,7 @@ class _Reader:
     def _closest_choices(self, config_key: ConfigKey, value: Any) -> list[str]:
         """Return the values that a refused one may mean: a short form of one comes before a typing error of another."""
         wrong = [one for one in (value if isinstance(value, list) else [value]) if one not in config_key.choices]
-        name = text_of(wrong[0]) if wrong else ""
-        return abbreviated(name, config_key.choices) or closest(name, config_key.choices, 1)
+        return meant_choices(text_of(wrong[0]) if wrong else "", config_key.choices)
 
     def _report_rejected(self, key: str, setting: SourcedValue, error: InputError) -> None:
         message = f"{self.framework.format_setting(key, setting.value)}: {error.reason}"

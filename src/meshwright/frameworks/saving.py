@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.costs import Estimate
-from meshwright.display import plural
+from meshwright.display import duration, plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import FOLDERS, KEEP_ALL, value_or_default
 from meshwright.frameworks.open_length import open_length
@@ -128,7 +128,7 @@ def started_again(recipe: Recipe, estimate: Estimate | None, launch: LaunchComma
     hours = recipe.train.steps * float(estimate.step_s) / 3600
     if hours < MUCH_LONGER * limit:
         return ""
-    return f"the training takes about {hours:,.0f} hours, a job ends after {limit:g}"
+    return f"the training takes about {duration(hours / 24)}, a job ends after {limit:g} hours"
 
 
 def cost_of(hours: float, limit: float | None) -> str:
@@ -175,7 +175,7 @@ def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimat
     if (steps < LONG_STEPS) if hours is None else hours < SAVE_H:
         return
     wanted = max(1, steps // 10) if estimate is None else hourly(float(estimate.step_s), steps)
-    long = plural(steps, "step") if hours is None else f"{plural(steps, 'step')}, about {hours:,.0f} hours,"
+    long = plural(steps, "step") if hours is None else f"{plural(steps, 'step')}, about {duration(hours / 24)},"
     yield Finding(
         LATE_RULE,
         "warning",
@@ -205,7 +205,7 @@ def _rarely(
         RARE_RULE,
         "warning",
         key,
-        f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {hours:,.0f} hours"
+        f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {duration(hours / 24)}"
         f"{cost_of(hours, limit)}",
         _interval_fix(imported, recipe, every, hourly(float(estimate.step_s), limit_h=limit)),
         file=setting.file,
@@ -295,7 +295,7 @@ def _never(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) 
         RULE,
         "warning",
         key,
-        f"{missing}: {plural(recipe.train.steps, 'step')}, about {hours:,.0f} hours, without a checkpoint",
+        f"{missing}: {plural(recipe.train.steps, 'step')}, about {duration(hours / 24)}, without a checkpoint",
         (fix,),
         file=setting.file if setting else imported.parsed.files[0] if imported.parsed.files else "",
         line=setting.line if setting else 0,

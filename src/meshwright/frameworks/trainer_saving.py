@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.costs import Estimate
-from meshwright.display import plural
+from meshwright.display import duration, plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.framework import Content
@@ -75,10 +75,10 @@ def _interval(
     value = f"{INTERVAL}={every:,}{by_default}"
     if late:
         last = "is the last step" if every == steps else "is beyond the last step"
-        without = f"{plural(steps, 'step')}, about {hours:,.0f} hours, without a checkpoint before the end"
+        without = f"{plural(steps, 'step')}, about {duration(hours / 24)}, without a checkpoint before the end"
         message = f"{value} {last}: {without}{cost_of(hours, limit) if too_late else ''}"
     else:
-        message = f"{value} is a checkpoint every {hours:,.0f} hours{cost_of(hours, limit)}"
+        message = f"{value} is a checkpoint every {duration(hours / 24)}{cost_of(hours, limit)}"
     changes = {INTERVAL: hourly(step_s, steps if late else None, limit), **_kept(recipe)}
     yield _finding(LATE_RULE if late else RARE_RULE, INTERVAL, message, _fix(program, changes), interval or stated)
 
@@ -105,7 +105,7 @@ def _never(
     again = "" if launch is None else started_again(recipe, estimate, launch)
     if hours < LONG_H and not (again and not known):
         return
-    long = f"{plural(steps, 'step')}, about {hours:,.0f} hours, without a checkpoint" if known else "no checkpoint"
+    long = f"{plural(steps, 'step')}, about {duration(hours / 24)}, without a checkpoint" if known else "no checkpoint"
     restarts = f"; {again}: every start begins at step 0" if again else ""
     every = 500 if estimate is None else hourly(float(estimate.step_s))
     changes = {SAVES[0]: "steps", INTERVAL: every, **_kept(recipe)}

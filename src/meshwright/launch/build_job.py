@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.display import Readable, Row, titled
+from meshwright.display import Readable, Row, duration, titled
 from meshwright.errors import InputError, unknown
 from meshwright.frameworks import ExportedConfig, Program, RecipeCheckResult
 from meshwright.launch.artifacts import Launch, write
@@ -217,7 +217,7 @@ def requeue_warning(run_s: float, job: Job) -> tuple[str, ...]:
     requeues = math.ceil(run_s / limit_s) - 1
     if requeues <= min(MANY_REQUEUES, job.max_requeues):
         return ()
-    days = f"{run_s / 86400:,.1f} days"
+    days = duration(run_s / 86400)
     text = f"warning: the training takes about {days}, which is {requeues:,} requeues of --time {job.time}"
     if requeues <= job.max_requeues:
         return (f"{text}; a longer --time has fewer",)

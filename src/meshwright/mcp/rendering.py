@@ -173,7 +173,7 @@ def _against_failures(needs: Answer | None) -> list[str]:
 
 
 def _size(one: Answer) -> str:
-    days = "" if one["days"] is None else f", {short_number(one['tokens'])} tokens in {one['days']:,.1f} days"
+    days = "" if one["days"] is None else f", {short_number(one['tokens'])} tokens in {duration(one['days'])}"
     cost = "" if one["cost"] is None else f", cost {one['cost']:,.0f}"
     fits = "" if one["fits"] else ", does NOT fit"
     levers = f" with {' '.join(one['levers'])}" if one["levers"] else ""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs
-from meshwright.display import plural, short_number
+from meshwright.display import duration, plural, short_number
 from meshwright.planner.batch_rate import lr_of_batch
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.goodput import Goodput, goodput
@@ -209,7 +209,8 @@ def _met(taken: float, days: float, factor: float) -> tuple[str, ...]:
     """Return that a deadline is met, and whether it also is at the upper end of the estimate."""
     late = taken * factor
     sure = "also" if late <= days else "but not"
-    return (f"--days {days:g} is met: {taken:,.2f} days; {sure} at the upper end of the estimate, {late:,.2f} days",)
+    upper = f"{sure} at the upper end of the estimate, {duration(late, days)}"
+    return (f"--days {days:g} is met: {duration(taken, days)}; {upper}",)
 
 
 def _late(taken: float, days: float, within: Budget | None) -> tuple[str, ...]:
@@ -219,7 +220,9 @@ def _late(taken: float, days: float, within: Budget | None) -> tuple[str, ...]:
         if within is None
         else f": in these days {within.tokens / 1e9:,.4g}B tokens fit ({plural(within.steps, 'step')})"
     )
-    return (f"{taken:,.2f} days are more than --days {days:g}{fits}; meshwright size finds the GPUs for the deadline",)
+    return (
+        f"{duration(taken, days)} are more than --days {days:g}{fits}; meshwright size finds the GPUs for the deadline",
+    )
 
 
 def _spent(case: Case, days: float, price: Price | None, factor: float) -> dict[str, Any]:

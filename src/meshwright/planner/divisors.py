@@ -7,6 +7,7 @@ from math import gcd
 
 import msgspec
 
+from meshwright import rules
 from meshwright.clusters import MAX_GPUS, Cluster, default_nodes
 from meshwright.errors import InputError
 from meshwright.planner.search import any_legal
@@ -15,6 +16,7 @@ from meshwright.recipes.case import Case
 MAX_SUGGESTED_COUNTS = 3
 MAX_TRIED_COUNTS = 40
 EQUAL_PARTS = 0.25  # of the batch: one that the GPUs divide is suggested up to here from it
+MODEL_DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 MIN_NODES = 0.4  # of the nodes: fewer are hardly as fast
 
 
@@ -123,6 +125,21 @@ def nearest_batch(case: Case, ignoring: Container[str] = ()) -> int | None:
     return next((b for b in near if b != batch and any_legal(case.replace(global_batch_size=b), ignoring)), None)
 
 
+def _why_none(case: Case) -> Iterator[str]:
+    """Yield the factor of the GPUs that does not divide the batch, and what keeps each dimension from having it."""
+    batch, world = int(case.global_batch_size), case.cluster.world
+    factor = undivided_factor(batch, world)
+    if factor == 1:
+        return
+    yield f"the factor {factor} of {world} does not divide the batch, so tp, pp or cp would have to be {factor}"
+    alone = case.replace(**dict.fromkeys(MODEL_DEGREES, 1), micro_batch_size=1, dp_replicate=1, sp=False)
+    for axis in ("tp", "pp", "cp"):
+        errors = rules.check(alone.replace(**{axis: factor}), ("error",), fixes=False)
+        about = next((one for one in errors if not one.rule.startswith(("memory.", "batch."))), None)
+        if about is not None:
+            yield f"{about.message} ({about.rule})"
+
+
 def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
     """Return the error for a count that no layout divides, with counts and a batch that work."""
     near, batch = nearest_counts(case, ignoring=ignoring), nearest_batch(case, ignoring)
@@ -133,8 +150,9 @@ def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
     facts = f"global batch {case.global_batch_size}, {case.heads} heads, {case.layers} layers"
     counts = f"counts that work: {', '.join(map(str, near))}" if near else "no count near it works"
     more = f"; or change the global batch to {batch} (a new experiment)" if batch else ""
+    why = "".join(f"; {text}" for text in _why_none(case))
     return InputError(
-        f"no layout divides {case.cluster.world} GPUs for this recipe ({facts}); {counts}{more}",
+        f"no layout divides {case.cluster.world} GPUs for this recipe ({facts}){why}; {counts}{more}",
         field="gpus",
         value=str(case.cluster),
         fix=fixes,

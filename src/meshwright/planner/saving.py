@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from meshwright import costs
-from meshwright.display import plural
+from meshwright.display import duration, plural
 from meshwright.planner.storage import storage_of
 from meshwright.recipes.case import Case
 from meshwright.rules.rule import Finding
@@ -82,8 +82,8 @@ def saving_findings(case: Case, own: bool) -> Iterator[Finding]:
         return
     if late:
         where = "saves only at the end" if every == 0 else "is beyond the last step"
-        message = f"{where}: {plural(train.steps, 'step')}, about {hours:,.0f} hours, without a checkpoint before"
+        message = f"{where}: {plural(train.steps, 'step')}, about {duration(hours / 24)}, without a checkpoint before"
     else:
-        message = f"is a checkpoint every {hours:,.0f} hours: a failure costs up to as many"
+        message = f"is a checkpoint every {duration(hours / 24)}: a failure costs up to as many"
     fix = (f"{KEY}={hourly(step_s, train.steps if late else None)}",)
     yield Finding(LATE_RULE if late else RARE_RULE, "warning", KEY, f"{KEY}={every} {message}", fix)

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import costs
 from meshwright.clusters import Assumption, host_assumed
-from meshwright.display import Readable, Row, titled
+from meshwright.display import Readable, Row, duration, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import GB_PER_GIB, Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.deadline import refine_deadline
@@ -304,10 +304,10 @@ def _late_notes(in_time: Size | None, fitting: Sequence[Size], days: float | Non
     sure = next((s for s in fitting if s.days_band is not None and s.days_band.high <= days), None)
     safe = "no count that was tried has its whole band within it"
     if sure is not None and sure.days_band is not None:
-        safe = f"{gpu_count(sure.gpus)} are in time also at the slow end ({sure.days_band.high:.3g} days)"
+        safe = f"{gpu_count(sure.gpus)} are in time also at the slow end ({duration(sure.days_band.high, days)})"
     yield (
-        f"{gpu_count(in_time.gpus)} may miss the {days:g} days: the error band of their time ends at {band.high:.3g} "
-        f"days; {safe}"
+        f"{gpu_count(in_time.gpus)} may miss the {days:g} days: the error band of their time ends at "
+        f"{duration(band.high, days)}; {safe}"
     )
 
 
@@ -325,11 +325,11 @@ def _batch_notes(
     if not fitting:
         return
     rate, text, found = max(fitting, key=lambda row: row[0])
-    needed = "" if found.days is None else f": {found.days:.3g} days"
+    needed = "" if found.days is None else f": {duration(found.days)}"
     if is_late and _within(found, asked.days):
         yield f"your {gpu_count(own)} are enough with {text}{needed}; a new experiment"
     elif not is_late and now is not None and rate >= MIN_SLOWDOWN * now.tokens_per_s:
-        before = "" if now.days is None else f" in place of {now.days:.3g}"
+        before = "" if now.days is None else f" in place of {duration(now.days)}"
         yield (
             f"your {gpu_count(own)} train {rate / now.tokens_per_s:.2f} times the tokens per second with {text}"
             f"{needed}{before}; {batch} divides into few layouts of {gpu_count(own)}; a new experiment"
