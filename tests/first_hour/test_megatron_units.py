@@ -264,3 +264,25 @@ def test_a_run_script_of_torchtitan_says_what_to_adapt(meshwright: Any) -> None:
     for name in ("run.sh", "run_0.3.0.sh"):
         head = answer["files"][name].partition("torchrun")[0]
         assert all(word in head for word in ("checkout", "download_hf_assets.py", "hf_datasets", "./outputs"))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message", "fix"),
+    [
+        ("--train-samples 2560000 --lr-warmup-samples 512", "512 is a warm-up of 2 steps of 10,000", "131072"),
+        ("--train-samples 2560000 --lr-warmup-samples 500", "500 is a warm-up of 1 step of 10,000", "128000"),
+        ("--train-samples 2560000 --lr-warmup-samples 2000", "2000 is a warm-up of 7 steps of 10,000", "512000"),
+        ("--train-iters 10000 --lr-warmup-fraction 0.0002", "0.0002 is a warm-up of 2 of 10,000 steps", "0.01"),
+        ("--train-samples 2560000 --lr-warmup-samples 25600", "", ""),
+        ("--train-iters 10000 --lr-warmup-iters 2", "", ""),
+        ("--train-samples 25600 --lr-warmup-samples 512", "", ""),  # a trial
+    ],
+)
+def test_a_warmup_in_another_unit_than_its_flag_is_reported(
+    meshwright: Any, tmp_path: Path, lengths: str, message: str, fix: str
+) -> None:
+    findings = meshwright("check", _script(tmp_path, lengths), *GPUS, "--json").json["findings"]
+    found = [one for one in findings if one["rule"] == "megatron-lm.warm-up-too-short"]
+    flag = next(word for word in lengths.split() if "warmup" in word)
+    assert [one["fix"] for one in found] == ([[f"{flag} {fix}"]] if fix else [])
+    assert all(f"{flag} {message}" in one["message"] for one in found)

@@ -183,6 +183,8 @@ COMMON = (
            "--lr-warmup-fraction"),
     broken("all warm-up", DENSE, "--lr-warmup-iters 500", "--lr-warmup-iters 10000", "megatron-lm.warm-up-too-long",
            "--lr-warmup-iters"),
+    broken("short warm-up", DENSE, "--lr-warmup-iters 500", "--lr-warmup-fraction 0.0001",
+           "megatron-lm.warm-up-too-short", "--lr-warmup-fraction"),
     broken("no training samples", *with_args(DENSE, "--split 0,0,0"), "megatron-lm.empty-split", "--split 0,0,0"),
     broken("no interval", DENSE, "    --save-interval 500\n", "", "megatron-lm.save-without-interval", "--save runs"),
     broken("interval of zero", DENSE, "--save-interval 500", "--save-interval 0", "megatron-lm.no-save-interval",

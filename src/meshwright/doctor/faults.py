@@ -80,11 +80,7 @@ FAULT_PATTERNS = (
         "time_limit",
         re.compile(r"DUE TO TIME LIMIT|has exceeded its time limit|\bDUE TO TIMEOUT\b"),
         "the scheduler ended the run at its time limit",
-        (
-            "restart the run from its last checkpoint",
-            "request more time from the scheduler",
-            "sbatch --signal=B:TERM@300, or meshwright launch, saves a checkpoint before the limit",
-        ),
+        ("restart the run from its last checkpoint", "request more time from the scheduler"),
     ),
     FaultPattern(
         "preemption",
@@ -156,11 +152,7 @@ FAULT_PATTERNS = (
         "terminated",
         re.compile(r"Received (?:15|SIGTERM) death signal|Process \d+ got signal: 15\b"),
         "the run received SIGTERM: it was preempted, cancelled or at its time limit",
-        (
-            "restart the run from its last checkpoint",
-            "sacct -j JOB -o State%40 shows why the scheduler ended it",
-            "sbatch --signal=B:TERM@300, or meshwright launch, saves a checkpoint before the end",
-        ),
+        ("restart the run from its last checkpoint", "sacct -j JOB -o State%40 shows why the scheduler ended it"),
     ),
     FaultPattern(
         "error",

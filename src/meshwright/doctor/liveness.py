@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from meshwright.display import plural
-from meshwright.doctor import faults, hang, known_messages, network_ends, remedies, slowdown
+from meshwright.doctor import faults, hang, known_messages, network_ends, remedies, saved_in_time, slowdown
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault
 from meshwright.doctor.run_stats import RunStats
@@ -112,6 +112,9 @@ def restarts(stats: RunStats) -> Iterator[Finding]:
         every = max(1, gap // 5)
         why = f"a restart loses at most {plural(every, 'step')} instead of about {gap}"
         fixes.insert(0, Remedy(try_=(f"checkpoint.save_every={every}",), what="layout", why=why))
+    if any(fault.name in saved_in_time.ENDS for fault in run.faults):
+        ways = saved_in_time.saving_remedies(stats)
+        fixes[:0] = [one for one in ways if part <= share("lost_share") or one.what == "action"]
     yield Finding(
         id="run.restarts",
         severity="warning",
@@ -169,6 +172,7 @@ def failed(stats: RunStats) -> Iterator[Finding]:
                 for text in dict.fromkeys((*first.fix, *pattern.fix))
             ),
             *(known_messages.nearest(first) if first.name == "error" else ()),
+            *(saved_in_time.saving_remedies(stats) if first.name in saved_in_time.ENDS else ()),
         ),
     )
     yield _with_ranks(stats, found, fatal)

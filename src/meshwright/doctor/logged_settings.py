@@ -33,7 +33,7 @@ def file_differences(run: Run, recipe: Recipe, extra: tuple[str, ...]) -> tuple[
 
     `recipe` is the file's, and a setting in `extra` is the user's own.
     """
-    logged = {key: value for key, value in _logged_values(run).items() if key not in overridden_keys(extra)}
+    logged = {key: value for key, value in logged_values(run).items() if key not in overridden_keys(extra)}
     stated = [key for key in (*COMPARED, *recipe_fields()) if key in run.header.file_fields or key in COMPARED]
     if "layout.micro_batch_size" not in run.header.file_fields and "layout.micro_batch_size" in logged:
         stated = [key for key in stated if key != "train.global_batch_size"]  # the file's is made of an assumed one
@@ -49,7 +49,7 @@ def text_of_differences(run: Run) -> str:
     return f"{CONTRADICTS} {file}: {logged} in the log, {theirs} in {file}" if found else ""
 
 
-def _logged_values(run: Run) -> dict[str, Any]:
+def logged_values(run: Run) -> dict[str, Any]:
     """Return the values of our fields that a log states; its own recipe in a log of ours."""
     header = run.header
     if header.recipe is not None:

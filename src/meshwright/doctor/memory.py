@@ -11,10 +11,11 @@ from meshwright.display import two_digits
 from meshwright.doctor import remedies
 from meshwright.doctor.change_points import SIGMAS, hinge, levels
 from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.general_remedies import general_remedies
+from meshwright.doctor.logged_settings import missing_arguments
 from meshwright.doctor.match_recipe import closest_recipe
 from meshwright.doctor.run import Fault, OutOfMemory, Step
 from meshwright.doctor.run_stats import RunStats, median_of, sections
-from meshwright.doctor.their_keys import general_settings
 from meshwright.doctor.thresholds import limit, share
 from meshwright.recipes.model_changes import argument, request_overrides
 
@@ -27,14 +28,6 @@ LEAKS = (
     remedies.advice("look for tensors kept across steps (losses without .item(), hooks, caches)"),
     remedies.advice("torch.cuda.memory._record_memory_history() and a snapshot", why="shows what allocated the memory"),
 )
-GENERAL_REMEDIES = (
-    ("layout.recompute=selective", "recomputes some activations"),
-    ("layout.micro_batch_size=1", "fewer samples in flight; keep the global batch size as it was"),
-    ("kernels.loss=fused_linear", "never materializes all logits"),
-    ("layout.recompute=full", "keeps only the input of every layer"),
-    ("layout.offload=optimizer", "keeps optimizer state in host memory"),
-)
-"""What to try if the model and layout are unknown, cheapest first."""
 MEASURED = {
     "weights": ("weights",),
     "gradients": ("gradients",),
@@ -79,6 +72,8 @@ def _caveat(stats: RunStats) -> str:
     """Return what the remedies rest on: the plan they are tried on, and the error of the estimate."""
     header = stats.run.header
     if stats.case is None or stats.estimate is None:
+        if header.states_settings and not missing_arguments(stats.run) and header.on_gpu and header.gpus_option:
+            return f"Whether a remedy below is enough cannot be known without the GPUs:{header.gpus_option}"
         layout = "the model" if header.states_layout else "the model and the layout"
         missing = f"{layout} and the GPUs".replace("model and the layout and", "model, the layout and")
         file = (missing if header.gpus_option else layout) if header.on_gpu else "a run on GPUs"
@@ -102,14 +97,6 @@ def _caveat(stats: RunStats) -> str:
     if logged and ours and ours > logged * times and stats.run.steps:
         text += f". The estimate is {ours / logged:.1f} times the {logged:.1f} GiB that the log reports: check the file"
     return text
-
-
-def _general_remedies(stats: RunStats) -> Iterator[Remedy]:
-    """Yield what to try without an estimate, as settings of the framework that ran if it has them."""
-    for text, why in GENERAL_REMEDIES:
-        there = general_settings(stats.run, text)
-        if there is not None:
-            yield Remedy(try_=(text,), what="layout", why=why, there=there)
 
 
 def _grown(stats: RunStats) -> str:
@@ -360,7 +347,7 @@ def _remedies(stats: RunStats, oom: OutOfMemory) -> Iterator[Remedy]:
     fitting = remedies.fitting_remedies(stats)
     yield from fitting
     if stats.case is None:
-        yield from _general_remedies(stats)
+        yield from general_remedies(stats.run)
     elif not fitting:
         recipe = stats.case.recipe
         where = f"--gpus {stats.case.cluster.argument} --goal {recipe.goal}"

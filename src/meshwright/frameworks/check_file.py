@@ -20,7 +20,7 @@ from meshwright.frameworks.assumed_values import (
 from meshwright.frameworks.checkout import without_newer_names
 from meshwright.frameworks.checkout_names import misspelled_names
 from meshwright.frameworks.common import gpu_request_of
-from meshwright.frameworks.framework import Content, Framework, RuleContext
+from meshwright.frameworks.framework import Content, Framework, GpuRequest, ParsedConfig, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
 from meshwright.frameworks.launch_checks import (
     imported_launch,
@@ -66,6 +66,7 @@ SHARES = (1, 8, 64)  # samples of a rank, in an unknown batch, in micro batches
 RECENTLY_OMEGACONF = {"llama-factory": "LLaMA-Factory refuses the file; releases up to 0.9.1 take the last value"}
 OMEGACONF = ("llama-factory", "megatron-bridge")  # frameworks whose YAML loader refuses a key that is set twice
 NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
+FIRST = ("accelerate.machines", "accelerate.processes")  # rules about the ranks, by which a batch is divided
 Count = Callable[[Recipe], Epochs | None]
 
 
@@ -228,11 +229,17 @@ def _check(
         recipe=recipe,
         model=imported.model,
         cluster=on,
-        findings=tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.file, f.line))),
+        findings=tuple(sorted(findings, key=_rank)),
         unresolved=tuple(unresolved_values(imported)),
         notes=(*imported.parsed.notes, *imported.mapped.notes, *left_open, *notes),
         estimate=estimate,
     )
+
+
+def _rank(finding: Finding) -> tuple[int, bool, str, int]:
+    """Return the place of a finding: the most severe first, and what others are derived from before them."""
+    is_derived = finding.rule not in FIRST
+    return SEVERITIES.index(finding.severity), is_derived, finding.file, finding.line
 
 
 def _checkpoint_findings(
@@ -379,15 +386,31 @@ def _framework_findings(
     ctx = RuleContext(imported.framework, with_typed(imported), recipe, case, on)
     for rule in imported.framework.rules:
         yield from (with_arguments_changed(imported.parsed.program, one) for one in rule.findings(ctx))
-    inner, count = imported.parsed.referenced, imported.parsed.gpu_request.count
+    inner = imported.parsed.referenced
     if inner is None:
         return
-    # DeepSpeed divides its batch by the processes that Accelerate starts.
-    same = on if on is None or count in (None, on.world) else None
-    inner = msgspec.structs.replace(inner, gpu_request=imported.parsed.gpu_request)
+    request, same = _ranks_of_batch(ctx, inner, on)
+    inner = msgspec.structs.replace(inner, gpu_request=request)
     ctx = RuleContext(_referenced_framework(), inner, recipe, case, same)
     for rule in ctx.framework.rules:
         yield from (with_arguments_changed(inner.program, one) for one in rule.findings(ctx))
+
+
+def _ranks_of_batch(ctx: RuleContext, inner: ParsedConfig, on: Cluster | None) -> tuple[GpuRequest, Cluster | None]:
+    """Return the GPUs by whose number DeepSpeed divides its batch, as requested and as a cluster.
+
+    It divides by the processes that Accelerate starts. If that does not come out, their number may be what is wrong:
+    the batch is that of the GPUs which the training has.
+    """
+    from meshwright.frameworks.deepspeed.rules.batch import fits_ranks
+
+    own, job = ctx.parsed.gpu_request, ctx.parsed.job_gpus
+    count = own.count
+    if count is None or (on is not None and count == on.world and job.count is None):
+        return own, on
+    if fits_ranks(ctx.recipe, inner, count):
+        return own, None
+    return (own, on) if on is not None and on.world != count else (job if job.count else own, None)
 
 
 def _referenced_framework() -> Framework:

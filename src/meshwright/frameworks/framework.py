@@ -89,6 +89,7 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     goal_open: bool = False  # the file does not name the goal: `goal` is assumed
     base: Recipe | None = None  # shipped recipe that the file derives from; its values are then the defaults
     gpu_request: GpuRequest = GpuRequest()
+    job_gpus: GpuRequest = GpuRequest()  # of the SLURM job, if its launcher is given numbers of its own
     env: Settings = {}
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()  # assumptions, as sentences

@@ -69,7 +69,7 @@ class Unit(NamedTuple):
 def counts_samples(key_map: str, settings: Settings) -> bool:
     """Return whether a file states its length in samples."""
     keys = UNIT_KEYS.get(key_map)
-    if keys is None or not _number(settings, keys.train[1]) or _number(settings, keys.train[0]):
+    if keys is None or not number(settings, keys.train[1]) or number(settings, keys.train[0]):
         return False
     return not keys.has_base or keys.train[0] in settings
 
@@ -84,7 +84,7 @@ def file_units(key_map: str, settings: Settings, recipe: Recipe) -> dict[str, Un
     batch, end = max(1, recipe.train.global_batch_size), max(1, recipe.schedule.decay_steps or recipe.train.steps)
     in_samples = counts_samples(key_map, settings)
     found = {steps: Unit(samples, batch) for steps, samples in keys.samples.items()} if in_samples else {}
-    shares = {steps: share for steps, share in keys.fraction.items() if _number(settings, share)}
+    shares = {steps: share for steps, share in keys.fraction.items() if number(settings, share)}
     return found | {steps: Unit(share, 1 / end) for steps, share in shares.items()}
 
 
@@ -113,7 +113,7 @@ def in_stated_units(key_map: str, changed: Mapping[str, Any], settings: Settings
 
     def stays(key: str, steps: Any) -> bool:
         unit = units.get(key)
-        return unit is not None and unit.per_step >= 1 and _number(settings, unit.key) // unit.per_step == steps
+        return unit is not None and unit.per_step >= 1 and number(settings, unit.key) // unit.per_step == steps
 
     kept = {key: value for key, value in changed.items() if not stays(key, value)}
     return in_file_units(key_map, kept, settings, recipe) if units else kept
@@ -129,8 +129,8 @@ def length_keys(key_map: str, settings: Settings) -> dict[str, str]:
     if keys is None:
         return {}
     pairs = zip(FIELDS, keys.samples.values(), strict=True) if counts_samples(key_map, settings) else ()
-    found = {field: key for field, key in pairs if _number(settings, key)}
-    shares = [key for key in keys.fraction.values() if _number(settings, key)]
+    found = {field: key for field, key in pairs if number(settings, key)}
+    shares = [key for key in keys.fraction.values() if number(settings, key)]
     return found | dict.fromkeys(FIELDS[2:3], shares[0]) if shares else found
 
 
@@ -143,7 +143,7 @@ def with_lengths(key_map: str, recipe: Recipe, settings: Settings) -> Recipe:
     steps = max(1, whole // batch) if whole else recipe.train.steps
     decay_steps = decay // batch if decay else schedule.decay_steps
     (share_key,) = keys.fraction.values()
-    share = _number(settings, share_key)
+    share = number(settings, share_key)
     end = decay_steps or steps
     warmup_steps = warmup // batch if warmup else int(share * end) if share else schedule.warmup_steps
     wsd_steps = max(1, wsd // batch) if wsd and schedule.name == "wsd" else schedule.wsd_decay_steps
@@ -155,7 +155,7 @@ def with_lengths(key_map: str, recipe: Recipe, settings: Settings) -> Recipe:
     )
 
 
-def _number(settings: Settings, key: str) -> float:
+def number(settings: Settings, key: str) -> float:
     """Return a resolved number, or 0."""
     setting: SourcedValue | None = settings.get(key)
     if setting is None or setting.unresolved or isinstance(setting.value, bool):

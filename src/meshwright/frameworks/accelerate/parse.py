@@ -11,6 +11,7 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.job_environment import settings_of
+from meshwright.frameworks.accelerate.job_gpus import job_gpus
 from meshwright.frameworks.accelerate.keys import TABLE
 from meshwright.frameworks.accelerate.parse_settings import CHECKPOINTING, DOUBLE, parse_settings
 from meshwright.frameworks.accelerate.precision import MARK, MARKS
@@ -185,7 +186,8 @@ def _of_command(content: Content) -> ParsedConfig:
         others = (one for one in found if one.rule != "accelerate.argument-refused" or one.field not in twice)
         found = (*theirs, *others)
     notes = tuple(_command_notes(parsed.notes, own, configured))
-    return msgspec.structs.replace(parsed, program=program, env=launch.env, findings=found, notes=notes)
+    job = job_gpus(content, launch)
+    return msgspec.structs.replace(parsed, program=program, env=launch.env, findings=found, notes=notes, job_gpus=job)
 
 
 def _refused(launch: LaunchCommand, own: Content | None, by_trl: bool) -> Iterator[Finding]:

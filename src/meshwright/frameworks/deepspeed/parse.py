@@ -520,7 +520,7 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     if micro is None and batch is not None:
         micro = max(1, batch // counted // (steps or 1))
     size = micro or recipe.layout.micro_batch_size
-    if batch is None or (steps is not None and micro is not None):
+    if batch is None:  # a stated batch stays where it does not fit the ranks, whose number may be what is wrong
         batch = size * (steps or 1) * counted
     return msgspec.structs.replace(
         recipe,

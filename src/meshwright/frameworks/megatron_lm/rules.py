@@ -7,6 +7,7 @@ from functools import partial
 from meshwright.frameworks.framework import rule_of
 from meshwright.frameworks.megatron_lm import batch_rampup, layouts, required_args, techniques
 from meshwright.frameworks.megatron_lm.required_args import ASSERTED
+from meshwright.frameworks.short_warmups import short_warmup_rule
 
 _rule = partial(rule_of, "megatron-lm")
 
@@ -57,6 +58,7 @@ RULES = (
         "the layers of a hybrid model are built by the spec that the flag names",
     ),
     *required_args.schedule_rules("megatron-lm"),
+    short_warmup_rule("megatron-lm"),
     _rule(
         "no-save-interval",
         "save_interval",

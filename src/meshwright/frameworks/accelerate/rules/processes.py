@@ -9,6 +9,7 @@ from msgspec import UNSET
 from meshwright.frameworks.accelerate.keys import SECTION_OF_TYPE
 from meshwright.frameworks.accelerate.parse_settings import GPU_TYPES
 from meshwright.frameworks.accelerate.rules.common import has_command_line, int_value, type_of
+from meshwright.frameworks.accelerate.rules.sizes import machine_problems, process_problems
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
 from meshwright.recipes.key_maps.accelerate import DISTRIBUTED_TYPES, ZERO
@@ -40,6 +41,7 @@ def _machines(ctx: RuleContext) -> Iterator[Problem]:
             (ctx.written("machine_rank", 0),),
             key="machine_rank",
         )
+    yield from machine_problems(ctx)
 
 
 def _no_main_process_ip(ctx: RuleContext) -> Problem | None:
@@ -77,21 +79,7 @@ def _process_count(ctx: RuleContext) -> Iterator[Problem]:
             "num_processes",
             "warning",
         )
-    if ctx.cluster is not None and processes and type_name in GPU_TYPES[1:]:
-        world = ctx.cluster.world
-        if processes > world:
-            yield Problem(
-                f"num_processes={processes} exceeds the {world} GPUs",
-                (ctx.written("num_processes", world),),
-                "num_processes",
-            )
-        elif processes < world:
-            yield Problem(
-                f"num_processes={processes} leaves {world - processes} of {world} GPUs idle",
-                (ctx.written("num_processes", world),),
-                "num_processes",
-                "warning",
-            )
+    yield from process_problems(ctx)
 
 
 def _gpu_ids(ctx: RuleContext) -> Problem | None:
@@ -166,7 +154,7 @@ RULES = (
     FrameworkRule("accelerate.no-distributed-type", "error", ("distributed_type",), _no_distributed_type,
         symptom="ValueError: A `distributed_type` must be specified in the config file",
         cause="distributed_type selects every other section"),
-    FrameworkRule("accelerate.machines", "error", ("num_processes", "machine_rank"), _machines,
+    FrameworkRule("accelerate.machines", "error", ("num_machines", "num_processes", "machine_rank"), _machines,
         symptom="fewer processes than requested, or a hang at startup waiting for other machines",
         cause="num_processes is the total over all machines; it is divided with rounding down"),
     FrameworkRule("accelerate.no-main-process-ip", "warning", ("num_machines",), _no_main_process_ip,

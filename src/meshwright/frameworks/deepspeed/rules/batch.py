@@ -8,7 +8,8 @@ from meshwright.frameworks.common import INFINITE, Ranges, new_batch, range_rule
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.parse import BATCH, batch_sizes, data_ranks
 from meshwright.frameworks.deepspeed.rules.common import STAGE, is_on, stage_of
-from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.framework import FrameworkRule, ParsedConfig, Problem, RuleContext
+from meshwright.recipes.types import Recipe
 from meshwright.rules.search_values import nearest_split
 
 
@@ -24,15 +25,12 @@ def _batch_size_missing(ctx: RuleContext) -> Problem | None:
 def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
     """The product must be exact; without the number of GPUs only divisibility can be checked."""
     batch, micro, steps = batch_sizes(ctx.parsed.settings)
-    values = [ctx.parsed.settings[key] for key in BATCH if ctx.is_set(key)]
-    if batch is None or any(value.unresolved for value in values) or ctx.recipe.layout.tp > 1:
-        return None
     world = ctx.cluster.world if ctx.cluster else ctx.parsed.gpu_request.count
+    if batch is None or fits_ranks(ctx.recipe, ctx.parsed, world):
+        return None
     ranks = data_ranks(ctx.recipe, ctx.parsed, world) if world else 1
     per_step = (micro or 1) * (steps or 1) * ranks
     exact = world is not None and micro is not None and steps is not None
-    if batch == per_step if exact else batch % per_step == 0:
-        return None
     parts = [f"micro batch {micro}" if micro else "", f"accumulation {steps}" if steps else ""]
     product = " × ".join([part for part in (*parts, f"{ranks} data-parallel ranks" if world else "") if part])
     changed = _split(batch, micro, steps, ranks)
@@ -43,6 +41,24 @@ def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
         tuple(format_setting(key, value) for key, value in changed.items()),
         key="train_batch_size",
     )
+
+
+def fits_ranks(recipe: Recipe, parsed: ParsedConfig, world: int | None) -> bool:
+    """Return whether the batch sizes of a config agree on so many processes, as far as both are known."""
+    batch, micro, steps = batch_sizes(parsed.settings)
+    values = [parsed.settings[key] for key in BATCH if key in parsed.settings]
+    if batch is None or any(value.unresolved for value in values) or recipe.layout.tp > 1:
+        return True
+    per_step = (micro or 1) * (steps or 1) * (data_ranks(recipe, parsed, world) if world else 1)
+    exact = world is not None and micro is not None and steps is not None
+    return batch == per_step if exact else batch % per_step == 0
+
+
+def sizes_for(recipe: Recipe, parsed: ParsedConfig, world: int) -> str:
+    """Return the settings with which a config fits so many processes."""
+    batch, micro, steps = batch_sizes(parsed.settings)
+    changed = {} if batch is None else _split(batch, micro, steps, data_ranks(recipe, parsed, world))
+    return " ".join(format_setting(key, value) for key, value in changed.items())
 
 
 def _split(batch: int, micro: int | None, steps: int | None, ranks: int) -> dict[str, int]:
