@@ -61,6 +61,29 @@ def found(path: Path, text: str, rule: str) -> list[Any]:
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", ""),
         ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "unset {}"),
         ("TORCH_DISTRIBUTED_DEBUG", "INFO", ""),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segment:True", "export {}=expandable_segments:True"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:10", "unset {}"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:10,backend:native", "export {}=backend:native"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:80", "unset {}"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMalloc", "unset {}"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "an_option_of_a_later_release:3", ""),
+        ("NCCL_SOCKET_IFNAME", "docker0", "unset {}"),
+        ("NCCL_SOCKET_IFNAME", "^docker0,lo", ""),
+        ("NCCL_SOCKET_IFNAME", "eth0", ""),
+        ("NCCL_P2P_LEVEL", "LOC", "unset {}"),
+        ("NCCL_P2P_LEVEL", "NVL", ""),
+        ("NCCL_MAX_NCHANNELS", "1", "unset {}"),
+        ("NCCL_MAX_CTAS", "32", ""),
+        ("NCCL_BUFFSIZE", "65536", "unset {}"),
+        ("NCCL_BUFFSIZE", "8388608", ""),
+        ("NCCL_IB_TIMEOUT", "5", "unset {}"),
+        ("NCCL_IB_TIMEOUT", "22", ""),
+        ("NCCL_DEBUG", "TRACE", "unset {}"),
+        ("NCCL_DEBUG", "INFO", ""),
+        ("NCCL_BLOCKING_WAIT", "1", "unset {}"),
+        ("TORCH_COMPILE_DISABLE", "1", "unset {}"),
+        ("CUDA_VISIBLE_DEVICES", "-1", "unset {}"),
+        ("CUDA_VISIBLE_DEVICES", "0,1,2,3", ""),
     ],
 )
 def test_a_variable_with_a_harmful_value_is_reported(tmp_path: Path, variable: str, value: str, fix: str) -> None:
@@ -125,3 +148,9 @@ def test_launch_names_the_options_that_keep_a_container_and_a_signal_of_sbatch_l
     again = meshwright.launch_job(str(path), scheduler="slurm", gpus="16x4xGH200", **kept).launch
     assert not any("signal" in one or "container" in one for one in again.notes if "not kept: #SBATCH" in one)
     assert "--container-image=/lustre/i.sqsh" in "\n".join(again.files.values())
+
+
+@pytest.mark.parametrize(("threads", "fix"), [(64, ("export OMP_NUM_THREADS=16",)), (16, ())])
+def test_more_threads_than_the_cpus_of_a_task_are_reported(tmp_path: Path, threads: int, fix: tuple[str, ...]) -> None:
+    text = SCRIPT.replace("#MORE", "#SBATCH --cpus-per-task=64").replace("#ENV", f"export OMP_NUM_THREADS={threads}")
+    assert [one.fix for one in found(tmp_path / "run.sh", text, "launch.environment")] == ([fix] if fix else [])

@@ -14,6 +14,7 @@ from meshwright.frameworks import cut_commands, node_rank
 from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.deepspeed_launch import more_gpus_than_given
 from meshwright.frameworks.framework import Content, ParsedConfig
+from meshwright.frameworks.launch_threads import too_many_threads
 from meshwright.frameworks.launch_variables import bad_variables
 from meshwright.frameworks.separate_runs import RULE as SEPARATE
 from meshwright.frameworks.separate_runs import separate_runs
@@ -78,6 +79,7 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
     any_launch = imported_launch(content, parsed)
     given_on = cluster if gpus is not None else None
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))
+    environment += [] if any_launch is None else too_many_threads(any_launch)
     quoted += [] if any_launch is None else separate_runs(content, any_launch)
     launch = _checked_launch(content, parsed)
     if launch is None:
@@ -421,6 +423,6 @@ def _environment(launch: LaunchCommand, given: Cluster | None) -> Iterator[Findi
     for one in bad_variables(values, nodes):
         setting = launch.env[one.name]
         where = f" on {nodes} nodes" if one.several_nodes else ""
-        text = f"{one.name}={setting.value}{where}: {one.effect_on(given)}"
+        text = f"{one.name}={setting.value}{where}: {one.effect_on(given, str(setting.value))}"
         found = _finding("launch.environment", one.name, setting, text, one.fix(str(setting.value)))
         yield msgspec.structs.replace(found, severity="error") if one.stops else found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from meshwright.clusters import Cluster
+from meshwright.frameworks.allocator_options import corrected_options, invalid_option
 
 
 class Variable(NamedTuple):
@@ -16,16 +17,16 @@ class Variable(NamedTuple):
     purpose: str
     bad_value: str
     is_bad: Callable[[str], bool]
-    effect: str  # {link} is what connects the GPUs of a node
+    effect: str  # {link} is what connects the GPUs of a node, {reason} what is wrong with options of the allocator
     several_nodes: bool = True  # whether it matters only there
     corrected: Callable[[str], str] | None = None  # the value that was meant; None if the variable is to be unset
     stops: bool = False  # whether the training cannot start
 
-    def effect_on(self, given: Cluster | None = None) -> str:
-        """Return the effect, with what connects the GPUs of a node directly."""
+    def effect_on(self, given: Cluster | None = None, value: str = "") -> str:
+        """Return the effect of a value, with what connects the GPUs of a node directly."""
         names = {"nvlink": "NVLink", "pcie": "peer-to-peer over PCIe"}
         link = "NVLink or PCIe peer-to-peer" if given is None else names.get(given.gpu.link, "Infinity Fabric")
-        return self.effect.format(link=link)
+        return self.effect.format(link=link, reason=invalid_option(value or self.bad_value))
 
     def fix(self, value: str) -> str:
         """Return the line of a script that resolves it."""
@@ -48,11 +49,18 @@ def _none_of(*values: str) -> Callable[[str], bool]:
 
 
 _on = _one_of("1", "true", "yes", "on")
+_BRIDGE = re.compile(r"lo|(?:docker|virbr|veth|cni|podman)\w*")
 _off = _one_of("0", "false", "no", "off")
 
 
-def _loopback(value: str) -> bool:
-    return value.strip().lstrip("=") == "lo"
+def _on_one_machine(value: str) -> bool:
+    """Return whether all interfaces of a list are of the machine itself: loopback, or bridges of containers."""
+    names = [one.strip() for one in value.strip().lstrip("=").split(",") if one.strip()]
+    return not value.startswith("^") and bool(names) and all(_BRIDGE.fullmatch(one) for one in names)
+
+
+def _at_most(number: int) -> Callable[[str], bool]:
+    return lambda value: value.strip().isdigit() and int(value) <= number
 
 
 NCCL_ALGORITHMS = ("ring", "tree", "collnet", "collnetchain", "collnetdirect", "nvls", "nvlstree", "pat")
@@ -82,31 +90,18 @@ def _is_slow_protocol(value: str) -> bool:
     return only_small or any(one not in NCCL_PROTOCOLS for one in names)
 
 
-OPTION = re.compile(r"\s*\w+\s*:\s*(?:\[[^\]]*\]|[^\s:=,\[\]]+)\s*")
-EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(?!True\b|False\b)")
-
-
-def _is_no_allocator_config(value: str) -> bool:
-    """Return whether torch cannot parse the options of its allocator: KEY:VALUE, separated by commas."""
-    options = [one for one in re.split(r",(?![^\[]*\])", value) if one.strip()]
-    return any(not OPTION.fullmatch(one) for one in options) or bool(EXPANDABLE.search(value))
-
-
-def _allocator_config(value: str) -> str:
-    return re.sub(r"(expandable_segments:)(true|false)\b", lambda one: one[1] + one[2].title(), value.replace("=", ":"))
-
-
 _TCP = "nodes communicate over TCP sockets, not InfiniBand or RoCE"
 _HANGS = "a collective that fails or times out is not aborted: the job hangs until its time limit"
-_ALLOCATOR = "torch stops at the first allocation: options are KEY:VALUE, such as expandable_segments:True"
+_ALLOCATOR = "torch stops at the first allocation: {reason}"
+_UNCOMPILED = "what is to be compiled runs as plain PyTorch: slower, with more memory"
 VARIABLES = (
     Variable("NCCL_IB_DISABLE", "turns InfiniBand and RoCE off", "1", _on, _TCP),
     Variable("NCCL_NET", "chooses NCCL's network by name: IB, Socket or that of a plugin", "Socket", _one_of("socket"),
              _TCP),
     Variable("NCCL_SOCKET_IFNAME", "chooses the network interface of NCCL's sockets (ip addr lists them)", "lo",
-             _loopback, "lo does not reach other nodes: NCCL cannot connect"),
+             _on_one_machine, "it does not reach other nodes: NCCL cannot connect"),
     Variable("GLOO_SOCKET_IFNAME", "chooses the network interface of Gloo (ip addr lists them)", "lo",
-             _loopback, "lo does not reach other nodes: Gloo cannot connect"),
+             _on_one_machine, "it does not reach other nodes: Gloo cannot connect"),
     Variable("FI_PROVIDER", "chooses libfabric's network, which NCCL's plugins for EFA and Slingshot use: efa, cxi",
              "tcp", _one_of("tcp", "sockets", "tcp;ofi_rxm", "udp", "udp;ofi_rxd"),
              "NCCL's plugin for libfabric communicates over TCP or UDP, not EFA or Slingshot"),
@@ -122,13 +117,28 @@ VARIABLES = (
              False),
     Variable("NCCL_P2P_DISABLE", "turns direct access between GPUs off", "1", _on,
              "the GPUs of a node communicate through host memory, not {link}", False),
+    Variable("NCCL_P2P_LEVEL", "sets how far GPUs may be apart to access each other directly: LOC (never), NVL, PIX, "
+             "PXB, PHB, SYS", "LOC", _one_of("loc", "0"),
+             "the GPUs of a node communicate through host memory, not {link}", False),
     Variable("NCCL_SHM_DISABLE", "turns communication through shared memory off", "1", _on,
              "GPUs without peer access communicate over the network", False),
+    Variable("NCCL_MAX_NCHANNELS", "is the most channels that NCCL uses, each a block of the GPU", "1", _at_most(2),
+             "one or two channels reach a part of the bandwidth of NVLink or the network", False),
+    Variable("NCCL_MAX_CTAS", "is the most blocks of the GPU that NCCL uses", "1", _at_most(2),
+             "one or two blocks reach a part of the bandwidth of NVLink or the network", False),
+    Variable("NCCL_BUFFSIZE", "is the size of NCCL's buffers in bytes (4 MiB by default)", "65536", _at_most(262144),
+             "pieces of less than 256 KiB reach a part of the bandwidth", False),
+    Variable("NCCL_IB_TIMEOUT", "sets how long InfiniBand waits for an answer: 4.096 µs × 2^value, 20 by default", "5",
+             _at_most(13), "a congested network ends the run: an answer may take longer than 34 ms"),
+    Variable("NCCL_DEBUG", "sets what NCCL prints: VERSION, WARN, INFO, TRACE", "TRACE", _one_of("trace"),
+             "every rank prints a line for every call", False),
     Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "sets what torch does with a failed collective", "0", _off, _HANGS,
              False),
     Variable("NCCL_ASYNC_ERROR_HANDLING", "is the old name of TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", _off, _HANGS,
              False),
     Variable("TORCH_NCCL_BLOCKING_WAIT", "makes the host wait for every collective", "1", _on,
+             "the host waits for every collective: nothing overlaps", False),
+    Variable("NCCL_BLOCKING_WAIT", "is the old name of TORCH_NCCL_BLOCKING_WAIT", "1", _on,
              "the host waits for every collective: nothing overlaps", False),
     Variable("TORCH_DISTRIBUTED_DEBUG", "makes torch check collectives: OFF, INFO, DETAIL", "DETAIL", _one_of("detail"),
              "all ranks compare their shapes before every collective", False),
@@ -136,7 +146,11 @@ VARIABLES = (
              "every kernel waits for the one before: nothing overlaps", False),
     Variable("PYTORCH_NO_CUDA_MEMORY_CACHING", "turns torch's memory cache off", "1", _on,
              "every tensor is a cudaMalloc and a cudaFree, which wait for the GPU", False),
+    Variable("TORCH_COMPILE_DISABLE", "turns torch.compile off", "1", _on, _UNCOMPILED, False),
+    Variable("TORCHDYNAMO_DISABLE", "turns torch.compile off", "1", _on, _UNCOMPILED, False),
+    Variable("CUDA_VISIBLE_DEVICES", "lists the GPUs that a process sees", "-1", _one_of("", "-1"),
+             "no GPU is visible", False),
     *(Variable(name, "sets the options of torch's GPU memory allocator", "expandable_segments=True",
-               _is_no_allocator_config, _ALLOCATOR, False, _allocator_config, stops=True)
+               lambda value: bool(invalid_option(value)), _ALLOCATOR, False, corrected_options, stops=True)
       for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")),
 )  # fmt: skip
