@@ -14,7 +14,7 @@ from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.check_targets import is_config_folder, is_glob, is_model_with_configs
 from meshwright.api.data_findings import check_data, data_findings, unreadable_rows
-from meshwright.api.dataset_length import epochs_beside, epochs_of
+from meshwright.api.dataset_length import epochs_beside, epochs_of, few_updates
 from meshwright.api.engine_configs import CONFIGS, exported_for
 from meshwright.api.length_notes import length_notes
 from meshwright.api.questions import load_calibration
@@ -124,9 +124,10 @@ def _check(request: requests.Check) -> CheckResult:
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
     length = job.open_length(result.recipe)
+    batch = few_updates(result.recipe, result.cluster.world, result.engine)
     result = msgspec.structs.replace(
         result,
-        findings=(*result.findings, *data_findings(result.recipe, thorough=True)),
+        findings=(*result.findings, *data_findings(result.recipe, thorough=True), *batch),
         notes=(*result.notes, *([length] if length else [])),
     )
     return result if content is None else msgspec.structs.replace(result, file=content.path)

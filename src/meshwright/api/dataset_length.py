@@ -27,7 +27,7 @@ from meshwright.recipes.replacements import bytes_per_token
 from meshwright.recipes.types import Data, Engine, Recipe, recipe_fields
 from meshwright.rules import Finding
 from meshwright.rules.data import few_steps, needs_equal_lengths, streams_unknown_lengths
-from meshwright.rules.repeated_data import MANY_PASSES, USUAL_EPOCHS, usual_epochs
+from meshwright.rules.repeated_data import ENOUGH_STEPS, FEW_STEPS, MANY_PASSES, USUAL_EPOCHS, usual_epochs
 
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
 MAX_TOKENIZED_BYTES = 2**24  # larger files are tokenized by samples and train only
@@ -37,6 +37,7 @@ FEW_UPDATES, USUAL_UPDATES = 50, 100  # of a fine-tuning; with fewer, an adapter
 SMALLEST_BATCH = 8  # that is recommended for more updates: gradients of fewer samples are noisy
 WORTH_IT = 1.25  # times fewer tokens from which packing is suggested
 BATCH = "train.global_batch_size"
+FEW_UPDATES_RULE = "data.few-updates"
 T = TypeVar("T")
 _short = partial(short_number, digits=".1f", least=1e3)
 
@@ -127,6 +128,18 @@ def batch_for_updates(
         f"{now} samples per step leave only {few} in {passes:g} epoch{'s' * (passes != 1)} of {recipe.data.dataset}, "
         f"{batch} leave {_updates(epochs, batch)}"
     )
+
+
+def few_updates(recipe: Recipe, world: int, engine: Engine = OUR_ENGINE) -> tuple[Finding, ...]:
+    """Return the advice for a fine-tuning of few updates, but those that the rule data.few-steps reports."""
+    epochs = None if file_access.closed() else epochs_of(recipe, engine)
+    found = batch_for_updates(recipe, world, engine) if epochs is not None else None
+    if epochs is None or found is None:
+        return ()
+    updates = _updates(epochs, recipe.train.global_batch_size)
+    if updates < FEW_STEPS or updates <= min(recipe.train.epochs, ENOUGH_STEPS - 1):
+        return ()
+    return (Finding(FEW_UPDATES_RULE, "advice", BATCH, found[1], (f"{BATCH}={found[0]}",)),)
 
 
 def _repeats_often(recipe: Recipe) -> bool:

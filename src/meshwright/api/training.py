@@ -11,6 +11,7 @@ import msgspec
 from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.continued_run import continued, is_run, with_fitting_micro_batch
+from meshwright.api.dataset_length import few_updates
 from meshwright.api.job_notes import note_length
 from meshwright.api.paths import check_run_paths
 from meshwright.api.resolve import recipe_from
@@ -102,8 +103,20 @@ def _run(
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
     if not request.tiny:  # it has steps of its own
         note_length(job, recipe)
+        _note_few_updates(request, recipe)
     recipe, spec = _in_run_folder(request, recipe, spec, pinned)
     return train.train(recipe, spec, pinned)
+
+
+def _note_few_updates(request: requests.Bench | requests.Train, recipe: Recipe) -> None:
+    """Note a smaller batch for a new fine-tuning of few updates, as recommend and check suggest it."""
+    from meshwright.engine.faults import newest_checkpoint
+
+    folder = request.out or recipe.checkpoint.folder
+    resumes = is_run(request.recipe) or (folder and newest_checkpoint(Path(folder).expanduser()) is not None)
+    if not resumes:
+        for one in few_updates(recipe, clusters.cluster(_ranks(request.nproc)).world):
+            note(f"{one.message}; more updates, each in less time: {' '.join(one.fix)} ({one.rule})")
 
 
 def _in_run_folder(

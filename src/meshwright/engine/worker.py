@@ -118,8 +118,8 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
 
 
 def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
-    """Warn of shared GPUs and missing kernels; on CPUs, of slow formats, compilation and more ranks than cores."""
-    from meshwright.engine.cpu_speed import compile_warning, cores, slow_precision_warning
+    """Warn of shared GPUs and missing kernels; on CPUs, of what is slow, and log the time of a step."""
+    from meshwright.engine.cpu_speed import compile_warning, cores, slow_precision_warning, step_time_note
     from meshwright.engine.kernels.scan_choice import missing_note
 
     if process.device.type == "cuda":
@@ -129,10 +129,12 @@ def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
         return
     if process.local_world > cores():
         warn(f"--nproc {process.local_world}: this machine has {cores()} cores, so that the ranks wait for each other")
-    resumes = spec.run.checkpoints and newest_checkpoint(Path(spec.folder)) is not None
-    for text in (slow_precision_warning(spec.recipe, resumes), compile_warning(spec.recipe)):
+    saved = newest_checkpoint(Path(spec.folder)) if spec.run.checkpoints else None
+    for text in (slow_precision_warning(spec.recipe, saved is not None), compile_warning(spec.recipe)):
         if text:
             warn(text)
+    if not spec.run.quiet and (text := step_time_note(spec.case, spec.recipe.train.steps - (saved or 0))):
+        log(text)
 
 
 def _with_shared_folder(process: Process, spec: RankSpec) -> RankSpec:
