@@ -73,7 +73,7 @@ def test_a_changed_contract_is_refused_unless_it_is_accepted(tmp_path: Path) -> 
     train(tmp_path, "train.steps=2")
     with pytest.raises(InputError, match=r"train\.steps was 2 and is 3; optimizer\.lr was 0\.003 and is 0\.01") as no:
         train(tmp_path, "train.steps=3", "optimizer.lr=0.01")
-    assert "--accept-changes" in " ".join(no.value.fix)
+    assert "accept_changes=True resumes" in " ".join(no.value.fix)
     more = train(tmp_path, "train.steps=3", "optimizer.lr=0.01", accept_changes=True)
     assert more["first_step"] == 3
     with pytest.raises(InputError, match="already contains checkpoints"):

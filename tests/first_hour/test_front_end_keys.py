@@ -108,7 +108,7 @@ def test_every_key_of_a_front_end_is_accounted_for(tmp_path: Path, name: str) ->
 def test_an_axolotl_file_without_gpus_states_its_assumption(tmp_path: Path) -> None:
     batch = "micro_batch_size: 2\ngradient_accumulation_steps: 4\n"
     error = refused(tmp_path / "qlora.yml", HEADS["axolotl"] + batch, gpus=None)
-    assert "assumed by the fix: --gpus 1xH100 (global batch 8: micro_batch_size 2 × grad" in error.message
+    assert "assumed by the fix: gpus=1xH100 (global batch 8: micro_batch_size 2 × grad" in error.message
     assert {"1xH100", "train.global_batch_size=8"} <= set(error.fix[0].split())
     error = refused(tmp_path / "qlora.yml", HEADS["axolotl"] + batch, gpus="2xA100")
     assert "assumed" not in error.message

@@ -264,8 +264,9 @@ def test_an_optimizer_or_schedule_that_transformers_lacks_is_an_error(
 
 
 @pytest.mark.parametrize("name", ["adamw_hf", "adamw_torch_fused", "OptimizerNames.ADAMW_TORCH"])
-def test_an_optimizer_that_transformers_has_or_had_is_none(meshwright: Any, name: str) -> None:
+def test_an_optimizer_that_transformers_has_or_had_is_no_error(meshwright: Any, name: str) -> None:
     path = Path(script())
     path.write_text(path.read_text().replace("bf16=True", f"bf16=True, optim={name if '.' in name else repr(name)}"))
     found = meshwright("check", str(path), "--gpus", "1xA100-80", "--json").json["findings"]
-    assert not [one for one in found if one["rule"] == "accelerate.argument-refused"]
+    refused = [one for one in found if one["rule"] == "accelerate.argument-refused"]
+    assert [one["severity"] for one in refused] == ["warning"] * (name == "adamw_hf")  # until version 4.50

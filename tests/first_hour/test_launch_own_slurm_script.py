@@ -124,10 +124,10 @@ def test_a_tokenizer_of_ones_own_is_imported(folder: str, kept: str, tmp_path: P
 
 def test_a_number_that_is_lost_names_ways_that_keep_it(script: Path) -> None:
     script.write_text(script.read_text().replace("--seq-length", "--rotary-base 700000 --seq-length"))
-    with pytest.raises(InputError, match=r"--model FOLDER, with the config\.json of this model, keeps it") as refused:
+    with pytest.raises(InputError, match=r"model=FOLDER, with the config\.json of this model, keeps it") as refused:
         meshwright.export(str(script), to="automodel", gpus=CLUSTER)
     for fix in refused.value.fix:
-        meshwright.export(str(script), to=fix.removeprefix("--to "), gpus=CLUSTER)
+        meshwright.export(str(script), to=fix.removeprefix('to="').rstrip('"'), gpus=CLUSTER)
 
 
 def test_the_folder_of_the_started_program_is_the_checkout(script: Path) -> None:

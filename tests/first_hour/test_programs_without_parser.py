@@ -180,18 +180,30 @@ def test_ignored_flags_of_a_command_with_a_deepspeed_config_are_reported(meshwri
     assert _rules(found, "error")["memory.peak"]["fix"] == [f"train.py: {SMALL}"]
 
 
-@pytest.mark.parametrize("target", ["train.py", "run.sh"])
-def test_the_settings_of_one_section_are_one_block_that_passes_when_pasted(target: str, meshwright: Any) -> None:
-    _write("accelerate launch --num_processes 8 train.py", PROGRAM.replace("batch_size=4", "batch_size=1"))
-    more = ("data.seq_length=1024", "layout.recompute=full")
+MORE = ("data.seq_length=1024", "layout.recompute=full")  # what the replicated program does not set
+
+
+def _write_replicated() -> None:
     text = PROGRAM.replace(", max_length=8192", "").replace("batch_size=4", "batch_size=1")
-    Path("train.py").write_text(text.replace("gradient_checkpointing=False,", ""))
-    fix = _rules(_check(meshwright, target), "error")["memory.state"]["fix"]
+    _write("accelerate launch --num_processes 8 train.py", text.replace("gradient_checkpointing=False,", ""))
+
+
+def test_sharding_of_a_command_is_options_that_pass_when_typed(meshwright: Any) -> None:
+    _write_replicated()
+    (fix,) = _rules(_check(meshwright, "run.sh"), "error")["memory.state"]["fix"]
+    assert fix.startswith("accelerate launch --use_fsdp ")
+    Path("typed.sh").write_text(f"{fix} --num_processes 8 --mixed_precision bf16 train.py\n")
+    assert not _rules(_check(meshwright, "typed.sh", *MORE), "error")
+
+
+def test_the_settings_of_one_section_are_one_block_that_passes_when_pasted(meshwright: Any) -> None:
+    _write_replicated()
+    fix = _rules(_check(meshwright, "train.py"), "error")["memory.state"]["fix"]
     lines = [one for one in fix if ": " in one and ".py: " not in one]
     assert [one.partition(":")[0] for one in lines] == ["distributed_type", "fsdp_config"]
     Path("pasted.yaml").write_text("\n".join(["num_processes: 8", "mixed_precision: bf16", *lines]) + "\n")
     Path("pasted.sh").write_text("accelerate launch --config_file pasted.yaml train.py\n")
-    assert not _rules(_check(meshwright, "pasted.sh", *more), "error")
+    assert not _rules(_check(meshwright, "pasted.sh", *MORE), "error")
 
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -19,6 +20,8 @@ from meshwright.errors import InputError, MeshwrightError
 P = ParamSpec("P")
 R = TypeVar("R", bound="Request")
 T = TypeVar("T")
+_ANSWERING: ContextVar[bool] = ContextVar("answering", default=False)
+"""Whether a handler runs: verbs that it calls speak its caller's words, which are options for a command."""
 HAS_COUNT = re.compile(r"\s*\d+\s*[xX*]")  # 8xH100: not 3090, which is a type
 
 
@@ -140,17 +143,22 @@ class VerbFunction(Generic[P, R, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""
+        if _ANSWERING.get():
+            return self._answer(*args, **kwargs)
         try:
             with notes.rewritten(self._reworded):
-                texts: Any = self._split_targets(list(_as_text(args)), _as_text(kwargs))
-                request = validated(self._request(*texts[0], **texts[1]))
-                self._refuse_file_name(request)
-                result = self.handle(request)
+                return self._answer(*args, **kwargs)
         except MeshwrightError as error:
             from meshwright.api.python_words import reword
 
             reword(error, self._fields)
             raise
+
+    def _answer(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        texts: Any = self._split_targets(list(_as_text(args)), _as_text(kwargs))
+        request = validated(self._request(*texts[0], **texts[1]))
+        self._refuse_file_name(request)
+        result = self.handle(request)
         _remember(result, request)
         return result
 
@@ -235,6 +243,7 @@ def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[
     @wraps(handle)
     def checked(request: R) -> T:
         extras.require(handle.__name__, *needs)
+        before = _ANSWERING.set(True)
         try:
             return handle(_with_gpu_count(request))
         except ImportError as error:
@@ -242,5 +251,7 @@ def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[
             if explained is None:
                 raise
             raise explained from error
+        finally:
+            _ANSWERING.reset(before)
 
     return checked

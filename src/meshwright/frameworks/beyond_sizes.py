@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import ModelSpec
 from meshwright.models.numerics import published_config, ropes_of_layers
 from meshwright.recipes.types import Recipe
@@ -59,7 +59,7 @@ BEYOND_SIZES: dict[str, tuple[_Beyond, ...]] = {
 def require_plain(recipe: Recipe, model: ModelSpec, title: str) -> None:
     """Raise InputError for a model that computes something for which a framework's settings have no word."""
     known = BEYOND_SIZES.get(model.model_type, ())
-    config = published_config(recipe.model)
+    config = _published(recipe.model)
     parts = [one for one in known if not one.key or config.get(one.key, ...) != one.off]
     does = parts[0].does if parts else _TWO_ROPES if len(ropes_of_layers(config)) > 1 else ""
     if does:
@@ -67,3 +67,11 @@ def require_plain(recipe: Recipe, model: ModelSpec, title: str) -> None:
             f"a model of type {model.model_type} {does}; {title} would build it from its sizes alone: another model"
         )
         raise InputError(reason, field="model", value=model.name)
+
+
+def _published(model: str) -> dict[str, Any]:
+    """Return the config of a model; empty for one that only the settings of a file describe."""
+    try:
+        return published_config(model)
+    except MeshwrightError:
+        return {}

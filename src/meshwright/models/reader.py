@@ -173,7 +173,7 @@ OFTEN_MEANT = ("llama", "qwen3", "qwen3_moe", "qwen3_next", "deepseek_v3")  # ty
 
 def _unknown(config: Mapping[str, Any], model_type: Any) -> InputError:
     """Return the error for a model_type that nothing here knows, with the ways on."""
-    if model_type in types_of_transformers():
+    if isinstance(model_type, str) and model_type in types_of_transformers():
         raise not_a_decoder(model_type)
     where = "Meshwright's tables and the installed transformers" if has_transformers() else "Meshwright's tables"
     reason = f"unknown architecture {model_type!r}: not in {where}; docs/models.md lists the known types"

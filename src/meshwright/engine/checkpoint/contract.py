@@ -101,7 +101,7 @@ def _content(value: Any, fingerprints: Mapping[str, Fingerprint]) -> Any:
     return known(value) if isinstance(value, str) else sorted((known(name), share) for name, share in value.items())
 
 
-ACCEPTING = "--accept-changes resumes with the new values (in Python, accept_changes=True)"
+ACCEPTING = "--accept-changes resumes with the new values"
 
 
 def check_contract(
