@@ -57,6 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unused.streaming": ({"streaming": True}, {"goal": "sft"}),
     "unused.group-by-length": ({"group_by_length": True}, {"goal": "sft"}),
     "unused.train-on": ({"train_on": "all"}, {"goal": "sft"}),
+    "unused.merge-system": ({"merge_system": True}, {"goal": "sft"}),
     "unused.chat-template": ({"chat_template": "t.jinja"}, {"goal": "sft"}),
     "unused.truncation": ({"truncation": "drop"}, {"goal": "sft"}),
     "unused.scan": ({"scan": "fla"}, {"spec": STATE_SPACE}),
