@@ -73,6 +73,9 @@ ROWS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("grad_accumulation", "grad_accum"), "micro batches whose gradients are summed "
         "before an update: global batch / (micro batch × dp). It follows from train.global_batch_size and "
         "layout.micro_batch_size"),
+    (("validation", "held_out", "hold_out", "holdout_set", "validation_set", "eval_dataset", "eval_set", "test_set"),
+        "loss on samples that are not trained on: data.validation_part=0.05 holds 5 % of the training data out, "
+        "data.validation=FILE (or a split of the dataset) names others; train.eval_every=N validates every N steps"),
     (("early_stopping",), "ending a run whose validation loss stops falling: train.eval_every=N with "
         "train.early_stop_patience=N validations. The best checkpoint is kept: convert RUN OUT --checkpoint best"),
     (("neftune",), "noise on the input embeddings while fine-tuning. Not in our engine; TRL and LLaMA-Factory have "
@@ -148,6 +151,7 @@ FIELDS = {
     "sample_packing": "data.packing",
     "flash_attention": "kernels.attention",
     "early_stopping": "train.early_stop_patience",
+    "validation": "data.validation",
     "cpu_offload": "layout.offload",
     "liger": "kernels.loss",
     "checkpoint_interval": "checkpoint.save_every",

@@ -155,7 +155,7 @@ def _print_field(out: Any, answer: Answer) -> None:
     out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
     shown = answer["meaning"] and answer["kind"] in ("field", "value")
     titled(out, "Meaning", [escape(answer["meaning"])] if shown else [])
-    titled(out, "Default", [escape(str(field["default"]))])
+    titled(out, "Default", [escape(str(field["default"])) or "none"])
     titled(out, "Choices", [", ".join(map(str, field["choices"]))] if field["choices"] else [])
     titled(out, "Also", [", ".join(field["also_understood"])] if field["also_understood"] else [])
 

@@ -39,6 +39,7 @@ _OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency", NODE_NETWORK,
 _OF_THE_GPU = ("arch", "capability", "memory_gib", "hbm_gb_s", "peak_tflops")
 """Facts that make another GPU: with one of them, `name` is the GPU's, else the cluster's."""
 _OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "nvlink_board", "aliases"))
+FILE_LOOKS = 'a cluster file is TOML, with lines such as gpu = "H100", nodes = 2, gpus_per_node = 8, network_gb_s = 50'
 FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
 
 
@@ -112,7 +113,7 @@ def _load(path: str, sent: str | None) -> dict[str, Any]:
     except OSError as error:
         raise BadTableError(f"the file cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise BadTableError(f"the file is not valid TOML: {str(error)[:200]}") from None
+        raise BadTableError(f"the file is not valid TOML: {str(error)[:200]}; {FILE_LOOKS}") from None
 
 
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:

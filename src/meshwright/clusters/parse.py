@@ -13,7 +13,7 @@ from meshwright import file_access
 from meshwright.clusters.assumptions import links_assumed, network_assumed, nodes_assumed, variant_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import this_machine
-from meshwright.clusters.file import looks_like_path, read_cluster_file
+from meshwright.clusters.file import FILE_LOOKS, looks_like_path, read_cluster_file
 from meshwright.clusters.instances import instance, instance_names
 from meshwright.clusters.other_machines import EXAMPLES, instead_of
 from meshwright.clusters.tables import MAX_GPUS
@@ -323,8 +323,13 @@ def _parts(text: str) -> _Parts:
     near = _similar_instances(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain)[:2]
     if not near and (error := _unknown_gpu(plain)) is not None:
         raise _bad(text, error.reason, [f"1x{name}" for name in error.fix])
+    if plain.endswith(OTHER_FORMATS):
+        raise _bad(text, FILE_LOOKS, EXAMPLES)
     reason = "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file"
     raise _bad(text, reason, (*near, *EXAMPLES) if near else EXAMPLES)
+
+
+OTHER_FORMATS = (".yaml", ".yml", ".json")
 
 
 def _unknown_gpu(name: str) -> InputError | None:

@@ -138,8 +138,12 @@ class OtherLossError(OtherTrainerError):
         return OtherLossError(self.title, self.content, gpus, self.library)
 
 
+_ONE_NODE = re.compile(r"^1x(?=[0-9]+x)")  # the ranks of a run on this machine are 1x1xH100
+
+
 def _gpus(content: Content, typed: str, goal: Goal) -> tuple[str, bool]:
     """Return the GPUs of a command and whether they are assumed: those typed, with the count of the script's launch."""
+    typed = _ONE_NODE.sub("", typed)
     if typed and not clusters.is_known(typed.strip()):
         return typed, False
     stated = gpu_request_of(content.launches[0]) if len(content.launches) == 1 else GpuRequest()

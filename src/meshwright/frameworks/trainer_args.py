@@ -78,7 +78,19 @@ def _saves(recipe: Recipe) -> Arguments:
 
 def _evaluations(recipe: Recipe) -> Arguments:
     every = recipe.train.eval_every
-    return {"eval_strategy": "steps", "eval_steps": every} if every else {}
+    best = {"metric_for_best_model": "eval_loss"} if stops_early(recipe) else {}  # EarlyStoppingCallback needs it
+    return {"eval_strategy": "steps", "eval_steps": every, **best} if every else {}
+
+
+def stops_early(recipe: Recipe) -> bool:
+    """Return whether validations may end the training, for which the Trainer has a callback."""
+    return bool(recipe.train.eval_every and recipe.train.early_stop_patience)
+
+
+def _callbacks(recipe: Recipe) -> list[str]:
+    patience, delta = recipe.train.early_stop_patience, recipe.train.early_stop_delta
+    threshold = f", early_stopping_threshold={delta}" if delta else ""
+    return [f"{CALLBACKS} = [EarlyStoppingCallback(early_stopping_patience={patience}{threshold})]"]
 
 
 def _kept(recipe: Recipe) -> Arguments:
@@ -200,6 +212,7 @@ NEAREST: Mapping[str, tuple[Callable[[Recipe], bool], str]] = {
 """Values that the arguments cannot say, by field: where, and what the nearest value that is written does."""
 WITH = {
     "train.epochs": ("train.steps",),
+    "train.eval_every": ("train.early_stop_patience", "train.early_stop_delta"),
     "schedule.name": ("schedule.min_lr", "schedule.wsd_decay_steps", "schedule.wsd_decay_style"),
 }
 """Fields that an argument contains besides its own."""
@@ -208,6 +221,7 @@ ARGUMENT_FIELDS = tuple(
 )
 """Recipe fields that the arguments of the program set."""
 SAMPLE_LENGTH = "block_size"
+CALLBACKS = "callbacks"
 WRITTEN = "written by meshwright export"
 PROGRAM = "train.py"
 BATCH = ("train.global_batch_size", "layout.micro_batch_size")
@@ -236,14 +250,18 @@ def program_file(
     if deepspeed and recipe.kernels.compile:  # Accelerate's YAML has a key for it
         batch |= {"torch_compile": True}
     trainer = {**batch, **_arguments(recipe, {**TRAINER, **(CHATS if chats else {})}, lost)}
-    module, config = ("trl", "SFTConfig") if chats else ("transformers", "TrainingArguments")
+    config, stops = "SFTConfig" if chats else "TrainingArguments", stops_early(recipe)
     lines = [f'"""Arguments of {recipe.name or "a recipe"}, {WRITTEN}: import them in train.py."""', ""]
     quantized = recipe.goal == "peft" and recipe.peft.method in QUANTIZED
     lines += ["import torch"] if quantized and recipe.peft.method == "qlora" else []
     lines += ["from peft import LoraConfig"] if recipe.goal == "peft" else []
-    lines += ["from transformers import BitsAndBytesConfig"] if quantized else []
-    lines += [f"from {module} import {config}", "", f"args = {config}("]
+    classes = [*(["BitsAndBytesConfig"] if quantized else []), *(["EarlyStoppingCallback"] if stops else [])]
+    classes += [config] if not chats else []
+    lines += [f"from transformers import {', '.join(classes)}"] if classes else []
+    lines += ["from trl import SFTConfig"] if chats else []
+    lines += ["", f"args = {config}("]
     lines += [*_lines({"output_dir": recipe.checkpoint.folder or recipe.name or "output", **trainer}), ")"]
+    lines += _callbacks(recipe) if stops else []
     if not chats:  # TrainingArguments has no length of a sample
         lines.append(f"{SAMPLE_LENGTH} = {recipe.data.seq_length}  # tokens of a sample, for the data of your program")
     if changed := _changed_model(recipe):

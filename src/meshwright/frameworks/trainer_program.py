@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright import file_access
 from meshwright.frameworks.model_match import model_path
-from meshwright.frameworks.trainer_args import PROGRAM, QUANTIZED, SAMPLE_LENGTH, WRITTEN
+from meshwright.frameworks.trainer_args import CALLBACKS, PROGRAM, QUANTIZED, SAMPLE_LENGTH, WRITTEN, stops_early
 from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec, MoE
 from meshwright.recipes.types import Architecture, Recipe, field_value
@@ -20,7 +20,11 @@ READERS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "pa
 """Builders of the datasets library, by the end of a file's name."""
 UNKNOWN_DATA = ("", "mock", "DATA")
 NOT_CHATS = ("rajpurkar/squad", "squad")  # datasets of the hub whose columns TRL does not know
-NO_DATA = ("train.eval_every",)  # fields without effect in a program without validation data
+NO_DATA = (
+    "train.eval_every",
+    "train.early_stop_patience",
+    "train.early_stop_delta",
+)  # fields without effect in a program without validation data
 VALIDATION_PART = 0.02  # share of the data that is held out if a file validates and names none
 BALANCING = "moe.aux_loss"
 FIELDS = ("data.dataset", "data.split", "data.tokenizer", "data.validation", "data.validation_part")
@@ -89,7 +93,8 @@ def lost_by_program(recipe: Recipe) -> tuple[UnmappedField, ...]:
         return ()
     part = f"data.validation_part={VALIDATION_PART}"
     reason = f"no validation data is set, and the Trainer does not start without: add {part}"
-    return tuple(UnmappedField(field, field_value(recipe, field), reason) for field in NO_DATA)
+    values = {field: field_value(recipe, field) for field in NO_DATA}
+    return tuple(UnmappedField(field, value, reason) for field, value in values.items() if value)
 
 
 def _is_evaluated(recipe: Recipe) -> bool:
@@ -159,6 +164,8 @@ def _fine_tuning(recipe: Recipe, model: ModelSpec, module: str) -> str:
     quantized = adapters and recipe.peft.method in QUANTIZED
     names = ["args", *(["peft_config"] if adapters else []), *(["quantization_config"] if quantized else [])]
     loads, train, held_out = _datasets(recipe)
+    stops = bool(held_out) and stops_early(recipe)
+    names += [CALLBACKS] if stops else []
     source = _source(recipe, model)
     tokenizer = recipe.data.tokenizer if recipe.data.tokenizer not in ("", source) else ""
     classes = ["AutoModelForCausalLM", *(["AutoTokenizer"] if tokenizer else [])]
@@ -181,6 +188,7 @@ def _fine_tuning(recipe: Recipe, model: ModelSpec, module: str) -> str:
     lines += [f"    eval_dataset={held_out},"] if held_out else []
     lines += [f'    processing_class=AutoTokenizer.from_pretrained("{tokenizer}"),'] if tokenizer else []
     lines += ["    peft_config=peft_config,"] if adapters else []
+    lines += [f"    {CALLBACKS}={CALLBACKS},"] if stops else []
     return "\n".join((*lines, ")", *_training(recipe), ""))
 
 
@@ -192,6 +200,7 @@ def _attention(recipe: Recipe) -> list[str]:
 def _pretraining(recipe: Recipe, model: ModelSpec, module: str) -> str:
     """Return a program with the Trainer, on texts that are joined and cut into samples."""
     loads, train, held_out = _datasets(recipe)
+    stops = bool(held_out) and stops_early(recipe)
     source = _source(recipe, model)
     starts = bool(recipe.checkpoint.pretrained)
     kind = DTYPES.get(recipe.precision.master, "float32")
@@ -207,7 +216,7 @@ def _pretraining(recipe: Recipe, model: ModelSpec, module: str) -> str:
             "from datasets import load_dataset",
             f"from transformers import {', '.join(classes)}, default_data_collator",
             "",
-            f"from {module} import args, {SAMPLE_LENGTH}",
+            f"from {module} import args, {SAMPLE_LENGTH}{f', {CALLBACKS}' * stops}",
         ],
     )
     lines += [
@@ -231,6 +240,7 @@ def _pretraining(recipe: Recipe, model: ModelSpec, module: str) -> str:
         f"    train_dataset={_mapped(train)},",
         *([f"    eval_dataset={_mapped(held_out)},"] if held_out else []),
         "    data_collator=default_data_collator,",
+        *([f"    {CALLBACKS}={CALLBACKS},"] if stops else []),
         ")",
     ]
     return "\n".join((*lines, *_training(recipe), ""))
