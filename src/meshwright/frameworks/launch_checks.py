@@ -18,6 +18,8 @@ from meshwright.frameworks.launch_threads import too_many_threads
 from meshwright.frameworks.launch_variables import bad_variables
 from meshwright.frameworks.separate_runs import RULE as SEPARATE
 from meshwright.frameworks.separate_runs import separate_runs
+from meshwright.frameworks.task_ranks import RULE as RANKS
+from meshwright.frameworks.task_ranks import missing_ranks
 from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.rules.rule import Finding, Severity
 
@@ -55,6 +57,8 @@ RULES = (
                "all nodes have one rank: the default, or a variable that the batch script expands on its first node"),
     LaunchRule(SEPARATE, "error", "each node trains alone: same checkpoints, tokens/s of one node",
                "srun starts the launcher on every node, and nothing tells it of the other nodes"),
+    LaunchRule(RANKS, "error", "each task trains alone, or ValueError: environment variable RANK expected, but not set",
+               "srun sets SLURM_PROCID, and programs read RANK, LOCAL_RANK and WORLD_SIZE, which torchrun sets"),
     LaunchRule("launch.environment", "warning", "steps are many times slower, or NCCL cannot connect",
                "a variable of a debugging session stays in force, or has a value that NCCL or torch does not know"),
     LaunchRule("launch.literal-quotes", "error", "the program rejects a value, or opens a file whose name has quotes",
@@ -81,6 +85,7 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))
     environment += [] if any_launch is None else too_many_threads(any_launch)
     quoted += [] if any_launch is None else separate_runs(content, any_launch)
+    quoted += [] if any_launch is None else missing_ranks(content, any_launch, parsed)
     launch = _checked_launch(content, parsed)
     if launch is None:
         hidden = [] if any_launch is None else list(_hidden_gpus(content, any_launch, parsed, given_on))

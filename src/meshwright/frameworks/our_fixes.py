@@ -16,6 +16,7 @@ from meshwright.frameworks.accelerate_options import TYPES
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.merged_fix import LAUNCH, program_arguments
 from meshwright.frameworks.script_arguments import Arguments, argument_lists, with_arguments, with_variable
+from meshwright.frameworks.task_ranks import RANKS, TASK_RANKS
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.tried_fixes import (
     CONFIGS,
@@ -91,6 +92,11 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
         if text.startswith(("torchrun --", "deepspeed --", LAUNCH, "#SBATCH --", "unset ")):
             launches = tuple(_with_launch_option(one, text, content.path) for one in changed.launches)
             changed = msgspec.structs.replace(changed, launches=launches)
+            continue
+        if text == TASK_RANKS:
+            for name, value in RANKS.items():
+                at_start = SourcedValue(f"${value}", 0, content.path, f"SLURM sets {value} in each task")
+                changed = with_variable(changed, name, at_start)
             continue
         removed = text.startswith(("without ", "remove "))
         words = _words(text)[1:] if removed else _words(text)
