@@ -15,10 +15,15 @@ from meshwright.doctor.run import Run
 
 JOB = re.compile(
     r"slurm[-_.]?(?P<slurm>[0-9]+)|(?:^|[-_.])(?P<time>20[0-9]{2}-?[01][0-9]-?[0-3][0-9](?:[-_t.]?(?:[0-9]{2}[-_:]?){2,3})?)"
-    r"(?![0-9])|(?:^|(?<!rank)(?<!node)(?<!host)[-_.])(?P<number>[0-9]{4,})(?![0-9a-z])"
+    r"(?![0-9])|(?:^|(?<!rank)(?<!node)(?<!host)(?<!checkpoint)(?<!ckpt)(?<!step)(?<!iter)[-_.])"
+    r"(?P<number>[0-9]{4,})(?![0-9a-z])"
 )
-"""A scheduler's job or a time of start in the name of a log; numbers below 1,000 may be ranks or nodes."""
+"""A scheduler's job or a time of start in the name of a log; numbers below 1,000 may be ranks or nodes.
+
+Those of a checkpoint's folder are its step.
+"""
 SECONDS = 14  # digits of a time to the second
+MUCH_FURTHER = 1.1  # times the steps; a log of the same job may lack the last lines
 MOST = 4  # other jobs that a note names
 
 
@@ -38,11 +43,16 @@ def newest_job(runs: Sequence[Run], folder: Path) -> Jobs:
     if len(jobs) < 2:
         return Jobs(list(runs), [])
     newest, *others = _newest_first(jobs)
-    kept, used = [*jobs[newest], *unnamed], {newest}
+    apart = _of_other_trainings(unnamed, jobs[newest])
+    if apart and max(map(_time_of, apart)) > max(map(_time_of, jobs[newest])):
+        return Jobs(apart, [note_of_others(_main(apart).file, [_described(jobs[key]) for key in (newest, *others)])])
+    kept, used = [*jobs[newest], *(run for run in unnamed if run not in apart)], {newest}
+    notes: list[str] = []
     if not any(run.steps for run in kept):  # it failed before its first step: what it may have resumed from
         before = next((key for key in others if any(run.steps for run in jobs[key])), "")
         kept += map(_without_end, jobs.get(before, ()))
         used.add(before)
+        notes += [_no_steps(jobs[newest], jobs[before])] if before else []
     first = min((run.steps[0].first for run in kept if run.steps), default=1)
     for key in others:  # from the latest: each may have resumed from the one before
         stepped = [run for run in jobs[key] if run.steps]
@@ -50,8 +60,22 @@ def newest_job(runs: Sequence[Run], folder: Path) -> Jobs:
         if key not in used and start < first <= max(run.last_step for run in stepped) + 1:
             kept, first = [*kept, *jobs[key]], start
             used.add(key)
-    left = [_described(jobs[key]) for key in others if key not in used]
-    return Jobs(kept, [note_of_others(_main(jobs[newest]).file, left)] if left else [])
+    left = [_described(jobs[key]) for key in others if key not in used] + [_described([run]) for run in apart]
+    return Jobs(kept, [*([note_of_others(_main(jobs[newest]).file, left)] if left else []), *notes])
+
+
+def _of_other_trainings(unnamed: Sequence[Run], newest: Sequence[Run]) -> list[Run]:
+    """Return the logs without a job that are much further than the newest job, which has steps of its own."""
+    last = max(run.last_step for run in newest)
+    return [run for run in unnamed if last and run.last_step > MUCH_FURTHER * last]
+
+
+def _no_steps(newest: Sequence[Run], before: Sequence[Run]) -> str:
+    """Return whose steps are shown with the end of a job that has none."""
+    return (
+        f"{_main(newest).file} ends before its first step: only its errors are of it, and the steps and figures are "
+        f"those of {_main(before).file}, from which it may have resumed"
+    )
 
 
 def run_folders(folder: Path, record: str, depth: int) -> list[Path]:
@@ -99,6 +123,10 @@ def _written(file: Path) -> float:
     with suppress(OSError):
         return file.stat().st_mtime
     return 0.0
+
+
+def _time_of(run: Run) -> float:
+    return _written(Path(run.file))
 
 
 def _described(runs: Sequence[Run]) -> str:

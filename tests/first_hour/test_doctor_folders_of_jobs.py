@@ -1,0 +1,60 @@
+"""doctor FOLDER: the notes on which log is diagnosed agree with the log whose steps are shown."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+LIMIT = "slurmstepd: error: *** JOB 42 ON node03 CANCELLED AT 2026-01-01T12:00:00 DUE TO TIME LIMIT ***"
+OOM = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def write(path: Path, steps: int, end: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f"[rank0]:[titan] 2026-01-01 00:{step // 60:02d}:{step % 60:02d},000 - root - INFO - step: {step:2d}  loss: "
+        f"{12 - 0.01 * step:7.4f}  grad_norm:  1.2  memory: 60.10GiB(75.97%)  tps: 7,000  tflops: 400.00  mfu: 40.50%"
+        for step in range(1, steps + 1)
+    ]
+    path.write_text("".join(f"{line}\n" for line in (*lines, end)))
+
+
+def test_a_newest_job_without_steps_says_whose_steps_are_shown(meshwright: Any, tmp_path: Path) -> None:
+    write(tmp_path / "slurm-99.out", 50, LIMIT)
+    write(tmp_path / "slurm-100.out", 200, LIMIT)
+    write(tmp_path / "slurm-101.out", 0, OOM)
+    answer = meshwright("doctor", str(tmp_path), "--json").json
+    assert answer["last_step"] == 200
+    assert [one["rule"] for one in answer["findings"]] == ["memory.out-of-memory"]
+    (note,) = (one for one in answer["notes"] if "before its first step" in one)
+    assert "slurm-101.out ends before its first step" in note
+    assert "slurm-100.out, from which it may have resumed" in note
+
+
+def test_a_log_without_a_job_does_not_take_the_place_of_the_newest_job(meshwright: Any, tmp_path: Path) -> None:
+    write(tmp_path / "train.log", 500, LIMIT)
+    write(tmp_path / "slurm-100.out", 30, LIMIT)
+    write(tmp_path / "slurm-101.out", 20, OOM)
+    answer = meshwright("doctor", str(tmp_path), "--json").json
+    assert answer["last_step"] == 20
+    assert [one["rule"] for one in answer["findings"]] == ["memory.out-of-memory"]
+    (note,) = (one for one in answer["notes"] if "several jobs" in one)
+    assert "train.log (to step 500, time limit)" in note
+    assert not any("steps were read from" in one for one in answer["notes"])
+    os.utime(tmp_path / "train.log", (4e9, 4e9))
+    answer = meshwright("doctor", str(tmp_path), "--json").json
+    assert answer["last_step"] == 500
+    assert any(f"the newest is diagnosed, {tmp_path / 'train.log'}" in one for one in answer["notes"])
+
+
+def test_checkpoints_of_one_training_are_no_jobs(meshwright: Any, tmp_path: Path) -> None:
+    for last in (1000, 1500):
+        records = ", ".join(f'{{"step": {step}, "loss": {2 - step / 2000}}}' for step in range(10, last + 1, 10))
+        folder = tmp_path / f"checkpoint-{last}"
+        folder.mkdir()
+        text = f'{{"global_step": {last},\n"max_steps": 2000,\n"log_history": [\n{records}\n]}}'
+        (folder / "trainer_state.json").write_text(text.replace("}, ", "},\n"))
+    answer = meshwright("doctor", str(tmp_path), "--json").json
+    assert answer["last_step"] == 1500
+    assert not any("several jobs" in one for one in answer["notes"])
