@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
+from meshwright import frameworks
 from meshwright.choices import ENGINES, FRAMEWORKS
 from meshwright.cli.run import run
 from meshwright.recipes.overrides import native_key
@@ -180,6 +181,11 @@ def fixed_command(words: Sequence[str], fix: str, error: dict[str, Any]) -> list
     return None
 
 
+def is_typed(words: Sequence[str], error: dict[str, Any]) -> bool:
+    """Return whether an error is of an override as it was typed."""
+    return any(is_override(word) and word.partition("=")[2] == str(error.get("value")) for word in words)
+
+
 def found_typo(words: Sequence[str], option: str, error: dict[str, Any]) -> bool:
     value = str(error.get("value"))
     return value.startswith("-") and any(word.partition("=")[0] == value for word in words)
@@ -241,6 +247,13 @@ def _until_accepted(words: Sequence[str], error: dict[str, Any], result: Result)
     answer = call(*words)
     for _ in range(ROUNDS):
         error = answer.error
+        if (
+            answer.code == 2
+            and not error["fix"]
+            and own_key(str(error["field"])) not in fixed
+            and is_typed(words, error)
+        ):
+            return Answer(0, {}, "")  # a mistake of its own, whose right value only the user knows
         if answer.code != 2 or error["field"] in fixed or not error["fix"]:
             return answer
         other = fixed_command(words, error["fix"][0], error)
@@ -264,9 +277,21 @@ def _try_findings(words: Sequence[str], answer: Answer, result: Result) -> None:
             result.refuse(words, fix, then.err.strip())
         elif finding["rule"] in {one["rule"] for one in then.findings}:
             result.refuse(words, fix, "the finding remains")
-        elif then.errors - answer.errors:
-            new = [one for one in then.findings if one["rule"] in then.errors - answer.errors]
+        elif new := _new_errors(answer, then):
             result.refuse(words, fix, f"a new error: {new[0]['rule']}: {new[0]['message']}")
+
+
+def _new_errors(before: Answer, after: Answer) -> list[dict[str, Any]]:
+    """Return the errors that a fix leads to; the same error by a framework's own rule is none."""
+    return [
+        one
+        for one in after.findings
+        if one["rule"] in after.errors - before.errors and not MORE_PRECISE.get(one["rule"], set()) & before.errors
+    ]
+
+
+MORE_PRECISE = {one.id: set(one.supersedes) for name in FRAMEWORKS for one in frameworks.framework(name).rules}
+"""Our rules by the framework's rule that reports the same."""
 
 
 ROUNDS = 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .mistakes import Result, call, generated, try_mistake
+from .mistakes import Result, call, generated, try_mistake, with_overrides
 
 SEED = 14
 
@@ -42,6 +42,7 @@ def test_the_next_answer_accepts_every_fix_of_the_large_set(kind: str, count: in
     ("words", "meant"),
     [
         (("check", "llama3_8b_peft_config", "peft.targets=qkw"), "peft.targets=qkv"),
+        (("check", "llama3_8b_peft_config", "peft.targets=nonsense"), "peft.targets=all-linear"),
         (("recommend", "llama3-8b", "--gpus", "8xH10O", "--goal", "sft"), "8xH100"),
         (("recommend", "lama3-8b", "--gpus", "8xH100", "--goal", "sft"), "llama3_8b"),
         (("check", "llama3_8b_sft_confg"), "llama3_8b_sft_config"),
@@ -203,3 +204,17 @@ def test_values_that_an_engine_replaces_in_some_layouts_are_answered(words: tupl
     answer = call(*words)
     assert answer.code in (0, 1)
     assert answer.findings
+
+
+def test_a_model_that_a_framework_cannot_split_is_one_error_and_the_repair_resolves_it() -> None:
+    words = ("check", "gpt_oss_20b_pretrain_config", "--gpus", "60xH100", "--engine", "torchtitan", "layout.cp=2")
+    answer = call(*words)
+    assert {"pipeline.torchtitan-models", "sequence.torchtitan-models"} <= answer.errors
+    assert "engine.no-config" not in answer.errors
+    assert not call(*with_overrides(words, answer.json["repair"]["overrides"])).errors
+
+
+def test_an_exports_fix_that_leads_to_another_error_is_the_repair_of_all() -> None:
+    words = ("export", "deepseek_v3_pretrain_config_32nodes", "--gpus", "72xGB200", "--to", "automodel")
+    plan = next(one for one in call(*words).findings if one["rule"] == "automodel.expert-plan")
+    assert not call(*with_overrides(words, plan["fix"])).errors

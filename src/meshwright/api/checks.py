@@ -163,12 +163,17 @@ def _refuse_several(request: requests.Check) -> None:
 
 
 def _with_config(result: RecipeCheckResult) -> RecipeCheckResult:
-    """Return the result with an error if the framework of the engine has no config for the job."""
+    """Return the result with an error if the framework of the engine has no config for the job.
+
+    A field with an error of a rule has one already, whose fix is part of the repair.
+    """
     if result.engine not in CONFIGS:
         return result
     try:
         exported_for(result.engine, result.recipe, result.model, result.cluster)
     except InputError as error:
+        if error.field in {one.field for one in result.findings if one.severity == "error"}:
+            return result
         fix = tuple(one for one in error.fix if "=" in one and not one.startswith("--"))
         other = "" if fix else "choose another engine: meshwright compare lists those that run it"
         message = f"no config of {CONFIGS[result.engine]} can express this job: {error.reason}"

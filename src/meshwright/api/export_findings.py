@@ -92,7 +92,7 @@ def _with_working_fix(
     converting: str,
     before: Container[str],
 ) -> RuleFinding:
-    """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them.
+    """Return a finding with the first fix that removes it: our rule's, one override of its own, all, or the repair.
 
     A fix after which only rules of `before` report errors is preferred.
     """
@@ -103,7 +103,9 @@ def _with_working_fix(
     same = frameworks.superseded(theirs, [finding])
     ours = [one.fix for one in checked.findings if one.rule in same and one.fix]
     works: list[tuple[str, ...]] = []
-    for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
+    together = (finding.fix,) if len(finding.fix) > 1 else ()
+    repair = (checked.repair.overrides,) if checked.repair is not None else ()
+    for fix in (*ours, *((one,) for one in finding.fix), *together, *repair):
         with suppress(InputError):
             changed = override.apply_fix(checked.recipe, fix)
             written = frameworks.export(theirs, changed, checked.model, checked.cluster)

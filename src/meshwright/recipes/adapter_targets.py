@@ -14,6 +14,7 @@ from meshwright.similar import misspelled
 
 FIELD = "peft.targets"
 ALL_LINEAR = "all-linear"
+USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # names that most models have
 # Module names of our groups: a name matches the end of a path. fc1 and fc2 include experts, which are stacked in one
 # tensor per projection. In latent attention the projections into heads are adapted, not those into the latent space;
 # gated-delta mixers count as attention.
@@ -64,9 +65,8 @@ def require_targets(targets: tuple[str, ...]) -> None:
     unknown = [one for one in targets if not (REGEX.search(one) or one in names or _is_path(one))]
     if unknown:
         raise InputError(
-            f"unknown linear layer{'s' if len(unknown) > 1 else ''}; groups: {', '.join(GROUPS)}; Hugging Face names: "
-            f"{ALL_LINEAR}, {', '.join(name for name in names if name not in (*GROUPS, ALL_LINEAR))}; "
-            "or a regular expression for module paths",
+            f"unknown linear layer{'s' if len(unknown) > 1 else ''}; known: {ALL_LINEAR}, the groups {', '.join(GROUPS)}, "
+            f"Hugging Face names such as {', '.join(USUAL)}, or a regular expression for module paths",
             field=FIELD,
             value=",".join(unknown),
             fix=_corrections(targets, {one: closest(one, names) for one in unknown}),
@@ -80,12 +80,15 @@ def may_be_target(target: str) -> bool:
 
 
 def _corrections(targets: tuple[str, ...], near: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return overrides in which all unknown targets have names like them; a target like none is left out."""
+    """Return overrides in which all unknown targets have names like them; a target like none is left out.
+
+    Where none is like a name, all linear layers are what most runs adapt.
+    """
     found = []
-    for choice in range(max(map(len, near.values()))):
+    for choice in range(max(1, *map(len, near.values()))):
         names = {one: like[min(choice, len(like) - 1)] if like else "" for one, like in near.items()}
         found.append(",".join(dict.fromkeys(name for one in targets if (name := names.get(one, one)))))
-    return tuple(f"{FIELD}={text}" for text in dict.fromkeys(found))
+    return tuple(f"{FIELD}={text or ALL_LINEAR}" for text in dict.fromkeys(found))
 
 
 def is_target(path: str, targets: tuple[str, ...]) -> bool:
