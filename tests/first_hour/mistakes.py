@@ -181,11 +181,6 @@ def fixed_command(words: Sequence[str], fix: str, error: dict[str, Any]) -> list
     return None
 
 
-def is_typed(words: Sequence[str], error: dict[str, Any]) -> bool:
-    """Return whether an error is of an override as it was typed."""
-    return any(is_override(word) and word.partition("=")[2] == str(error.get("value")) for word in words)
-
-
 def found_typo(words: Sequence[str], option: str, error: dict[str, Any]) -> bool:
     value = str(error.get("value"))
     return value.startswith("-") and any(word.partition("=")[0] == value for word in words)
@@ -247,13 +242,6 @@ def _until_accepted(words: Sequence[str], error: dict[str, Any], result: Result)
     answer = call(*words)
     for _ in range(ROUNDS):
         error = answer.error
-        if (
-            answer.code == 2
-            and not error["fix"]
-            and own_key(str(error["field"])) not in fixed
-            and is_typed(words, error)
-        ):
-            return Answer(0, {}, "")  # a mistake of its own, whose right value only the user knows
         if answer.code != 2 or error["field"] in fixed or not error["fix"]:
             return answer
         other = fixed_command(words, error["fix"][0], error)

@@ -65,8 +65,8 @@ def require_targets(targets: tuple[str, ...]) -> None:
     unknown = [one for one in targets if not (REGEX.search(one) or one in names or _is_path(one))]
     if unknown:
         raise InputError(
-            f"unknown linear layer{'s' if len(unknown) > 1 else ''}; known: {ALL_LINEAR}, the groups {', '.join(GROUPS)}, "
-            f"Hugging Face names such as {', '.join(USUAL)}, or a regular expression for module paths",
+            f"unknown linear layer{'s' if len(unknown) > 1 else ''}; known: {ALL_LINEAR}, the groups "
+            f"{', '.join(GROUPS)}, Hugging Face names such as {', '.join(USUAL)}, or a regular expression for module paths",
             field=FIELD,
             value=",".join(unknown),
             fix=_corrections(targets, {one: closest(one, names) for one in unknown}),
