@@ -66,7 +66,8 @@ def require_targets(targets: tuple[str, ...]) -> None:
     if unknown:
         raise InputError(
             f"unknown linear layer{'s' if len(unknown) > 1 else ''}; known: {ALL_LINEAR}, the groups "
-            f"{', '.join(GROUPS)}, Hugging Face names such as {', '.join(USUAL)}, or a regular expression for module paths",
+            f"{', '.join(GROUPS)}, Hugging Face names such as {', '.join(USUAL)}, "
+            "or a regular expression for module paths",
             field=FIELD,
             value=",".join(unknown),
             fix=_corrections(targets, {one: closest(one, names) for one in unknown}),
