@@ -48,6 +48,15 @@ def test_a_log_without_a_job_does_not_take_the_place_of_the_newest_job(meshwrigh
     assert any(f"the newest is diagnosed, {tmp_path / 'train.log'}" in one for one in answer["notes"])
 
 
+def test_errors_of_a_log_that_may_be_another_training_are_named(meshwright: Any, tmp_path: Path) -> None:
+    write(tmp_path / "train.log", 500)
+    write(tmp_path / "train2.log", 20, OOM)
+    write(tmp_path / "rank1.log", 500, OOM)
+    notes = meshwright("doctor", str(tmp_path), "--json").json["notes"]
+    (note,) = (one for one in notes if "among those shown" in one)
+    assert note.startswith(f"the errors of {tmp_path / 'train2.log'} are among those shown: it ends at step 20")
+
+
 def test_checkpoints_of_one_training_are_no_jobs(meshwright: Any, tmp_path: Path) -> None:
     for last in (1000, 1500):
         records = ", ".join(f'{{"step": {step}, "loss": {2 - step / 2000}}}' for step in range(10, last + 1, 10))

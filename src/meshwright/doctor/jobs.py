@@ -64,6 +64,16 @@ def newest_job(runs: Sequence[Run], folder: Path) -> Jobs:
     return Jobs(kept, [*([note_of_others(_main(jobs[newest]).file, left)] if left else []), *notes])
 
 
+def of_shorter_trainings(runs: Iterable[Run], diagnosed: Run) -> list[str]:
+    """Return notes on errors of logs that may be of another training: they end long before the diagnosed one."""
+    return [
+        f"the errors of {run.file} are among those shown: it ends at step {run.last_step:,}, and may be of another "
+        f"training (meshwright doctor {run.file} diagnoses it alone)"
+        for run in runs
+        if run.faults and run.last_step * MUCH_FURTHER < diagnosed.last_step
+    ][:MOST]
+
+
 def _of_other_trainings(unnamed: Sequence[Run], newest: Sequence[Run]) -> list[Run]:
     """Return the logs without a job that are much further than the newest job, which has steps of its own."""
     last = max(run.last_step for run in newest)

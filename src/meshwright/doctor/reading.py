@@ -22,7 +22,7 @@ from meshwright import file_access, json_text
 from meshwright.doctor import faults, hang, nccl_network, recompiles, straggler_reports
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
-from meshwright.doctor.jobs import newest_job, note_of_others, run_folders
+from meshwright.doctor.jobs import newest_job, note_of_others, of_shorter_trainings, run_folders
 from meshwright.doctor.run import Fault, NcclNetwork, Run, Step, Validation
 from meshwright.errors import InputError, closest
 from meshwright.rules import messages
@@ -199,6 +199,7 @@ def _read_folder(folder: Path) -> Run:
         used = ", ".join(run.file for run in starts)
         more = f"{len(unused)} more files contain steps, such as" if len(unused) > 1 else "another file with steps is"
         notes.append(f"steps were read from {used}; {more} {unused[0]}")
+        notes += of_shorter_trainings([run for run in runs if run.file in unused], best)
     faults_besides = [fault for run in runs if run is not best for fault in run.faults]
     return msgspec.structs.replace(
         _with_validations(_joined(starts, runs), runs),
