@@ -218,3 +218,10 @@ def test_an_exports_fix_that_leads_to_another_error_is_the_repair_of_all() -> No
     words = ("export", "deepseek_v3_pretrain_config_32nodes", "--gpus", "72xGB200", "--to", "automodel")
     plan = next(one for one in call(*words).findings if one["rule"] == "automodel.expert-plan")
     assert not call(*with_overrides(words, plan["fix"])).errors
+
+
+def test_advice_on_memory_keeps_the_degrees_of_its_plan() -> None:
+    result = Result()
+    try_mistake(["recommend", "llama3-70b", "--gpus", "8xH100", "--goal", "peft"], result)
+    assert result.fixes
+    assert not result.refused, report(result)

@@ -191,11 +191,12 @@ def _milder(case: Case) -> Iterator[Change]:
     Also twice a degree that splits samples or experts.
     """
     frugal = {name: getattr(case, name) for name in ("recompute", "recompute_modules", "recompute_layers")}
+    split = {name: int(getattr(case, name)) for name in DEGREES if int(getattr(case, name)) > 1}
     kept = {"micro_batch_size": int(case.micro_batch_size)} | {n: v for n, v in frugal.items() if v and v != "none"}
-    yield {"cp": 2 * int(case.cp), **kept}
-    yield {"tp": 2 * int(case.tp), "sp": True, **kept}
+    yield {**split, "cp": 2 * int(case.cp), **kept}
+    yield {**split, "tp": 2 * int(case.tp), "sp": True, **kept}
     if case.is_moe:
-        yield {"ep": 2 * int(case.ep), **kept}
+        yield {**split, "ep": 2 * int(case.ep), **kept}
     if case.strategy == "fsdp2" and not bool(case.reshard_after_forward):
         yield {"reshard_after_forward": True}
     for modules in module_sets(case):
