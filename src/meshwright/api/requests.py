@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from meshwright.api.inputs import CLI, CLI_MCP, MAX_OVERRIDES, OVERRIDE_BYTES, REMOTE, Input, Request, Text
-from meshwright.choices import CHECKED_ONLY, ENGINES, FAIL_ON, FORMATS, FRAMEWORKS, GOALS, REPORT_FORMATS
+from meshwright.choices import CHECKED_ONLY, ENGINES, FAIL_ON, FORMATS, FRAMEWORKS, FRONT_ENDS, GOALS, REPORT_FORMATS
 
 if TYPE_CHECKING:
     from meshwright.recipes.types import Recipe as RecipeValue
@@ -134,6 +134,16 @@ FileFramework = Annotated[
         metavar="FRAMEWORK",
         complete="frameworks",
         choices=READ_FRAMEWORKS,
+        synonyms="framework",
+    ),
+]
+CheckedFramework = Annotated[
+    str,
+    Input(
+        help=f"Framework the file is for, if it cannot be detected: {', '.join((*READ_FRAMEWORKS, *FRONT_ENDS))}.",
+        metavar="FRAMEWORK",
+        complete="frameworks",
+        choices=(*READ_FRAMEWORKS, *FRONT_ENDS),
         synonyms="framework",
     ),
 ]
@@ -477,7 +487,7 @@ class Check(Request, frozen=True):
             synonyms="engine",
         ),
     ] = None
-    framework: FileFramework | None = None
+    framework: CheckedFramework | None = None
     model: FileModel | None = None
     advice: Annotated[bool, Input(help="Also report non-blocking suggestions for another framework's file.")] = False
     calibration: Calibration | None = None

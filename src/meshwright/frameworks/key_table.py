@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import closest, some
+from meshwright.recipes.values import meant_integer, meant_number
 from meshwright.similar import abbreviated, names_another_thing
 
 OPEN = "**"
@@ -23,13 +24,15 @@ WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "lis
     "str": "text"}  # fmt: skip
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0", "y", "n", "t", "f")
 PLACEHOLDER = re.compile(r"<.*>")  # a value that the user is asked to fill in
-FULL_NAMES = {
-    "bitsandbytes": "bnb",
-    "bf16": "bfloat16",
-    **dict.fromkeys(("fp16", "half"), "float16"),
-    **dict.fromkeys(("fp32", "float"), "float32"),
-}
-"""Another name of a value → how lists of choices name it."""
+SAME_VALUE = (
+    ("bnb", "bitsandbytes"),
+    ("bf16", "bfloat16"),
+    ("fp16", "float16", "half"),
+    ("fp32", "float32", "float"),
+    ("fsdp", "fsdp2"),  # of Accelerate: fsdp_version says which
+    ("multi_gpu", "ddp"),
+)
+"""Names of one value, of which a list of choices has one."""
 NULLS = ("none", "null", "")
 
 
@@ -62,20 +65,30 @@ class Key(msgspec.Struct, frozen=True):
             others = [kind for kind in self.types if kind not in ("str", "none", "list", *listed)]
             text = str(one).lower()
             if text not in known and not any(_is_type(one, kind) for kind in others):
-                return f"allowed: {', '.join(self.choices)}"
+                return f"allowed: {', '.join((*self._switches, *self.choices))}"
         return ""
 
     def meant(self, value: Any) -> str:
-        """Return the choice that a refused value may mean; else empty."""
-        near = meant_choices(str(value), self.choices)
-        return near[0] if near else ""
+        """Return the choice or the number that a refused value may mean; else empty."""
+        if self.choices:
+            near = meant_choices(str(value), (*self._switches, *self.choices))
+            return near[0] if near else ""
+        if "int" in self.types:
+            return meant_integer(str(value), self.name) or ""
+        return (meant_number(str(value), self.name) or "") if "float" in self.types else ""
+
+    @property
+    def _switches(self) -> tuple[str, ...]:
+        return ("true", "false") if "bool" in self.types else ()
 
 
 def meant_choices(text: str, choices: Sequence[str]) -> list[str]:
     """Return the values that a refused one may mean, best first; the only one if there is no other."""
-    name = FULL_NAMES.get(text.strip().lower(), "")
-    text = name if name in choices else text
-    return abbreviated(text, choices) or closest(text, choices, 1) or (list(choices) if len(choices) == 1 else [])
+    plain = text.strip().lower()
+    same = [one for names in SAME_VALUE if plain in names for one in choices if one.lower() in names]
+    return (
+        same or abbreviated(text, choices) or closest(text, choices, 1) or (list(choices) if len(choices) == 1 else [])
+    )
 
 
 def _is_type(value: Any, kind: str) -> bool:

@@ -30,6 +30,7 @@ from meshwright.similar import opposites
 
 _NAME = re.compile(r"[\w./-]+")
 _PLACEHOLDER = re.compile(r"(?<=[ =])(N|F)$|…")  # the value of a setting that moved to another key
+MICRO_BATCH = "layout.micro_batch_size"  # whose 0 is corrected to our default where the framework has none
 SIMILARITY = 70.0  # percent of matching characters above which an unknown key counts as a typo
 
 
@@ -184,6 +185,7 @@ class _Reader:
                     f"{self.framework.format_setting(config_key.key, setting.value)} has no counterpart: not modeled"
                 )
                 return
+            error.fix = error.fix or self._in_range(config_key, setting)
             self._report_rejected(config_key.key, setting, error)
             info = recipe_fields()[config_key.field]
             meant = meant_value(info, text_of(setting.value), config_key.key)
@@ -194,6 +196,20 @@ class _Reader:
         self.source_keys[config_key.field] = config_key.key
         if not _is_model_size(config_key):
             self.values[config_key.field] = value
+
+    def _in_range(self, config_key: ConfigKey, setting: SourcedValue) -> tuple[str, ...]:
+        """Return the fix of a number out of range: without its sign, else the framework's default."""
+        text, info = text_of(setting.value), recipe_fields()[config_key.field]
+        defaults = (config_key.default, info.default) if info.key == MICRO_BATCH else (config_key.default,)
+        meant = [text[1:]] if text.startswith("-") and text != "-1" else []
+        meant += [text_of(one) for one in defaults if isinstance(one, int | float) and not isinstance(one, bool)]
+        for one in meant if _is_number(text) else ():
+            try:
+                self._typed(config_key, one)
+            except InputError:
+                continue
+            return (f"{config_key.key}={one}",)
+        return ()
 
     def _mark_unresolved(self, key: str, config_key: ConfigKey | None) -> None:
         composite = self.composite_of.get(key)

@@ -51,6 +51,7 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.hugging_face import refused_kernel
 from meshwright.recipes.overrides import PRETRAINED
 from meshwright.recipes.types import Goal
+from meshwright.recipes.values import meant_number
 from meshwright.rules.rule import Finding, Severity
 
 Arguments = Mapping[str, SourcedValue]
@@ -185,7 +186,9 @@ def refused_arguments(framework: str, args: Arguments, own: Content | None) -> I
 def _not_a_number(framework: str, name: str, setting: SourcedValue) -> Finding:
     given = f"--{name}" if setting.value is True else f"--{name} {setting.value}"
     reason = f"{given} is refused by the program's parser: it is a number"
-    return Finding(f"{framework}.argument-refused", "error", name, reason, (), setting.file, setting.line)
+    meant = meant_number(str(setting.value), name)
+    fix = () if meant is None else (f"--{name} {meant}",)
+    return Finding(f"{framework}.argument-refused", "error", name, reason, fix, setting.file, setting.line)
 
 
 def unknown_arguments(args: Arguments, own: Content | None) -> Iterator[Finding]:

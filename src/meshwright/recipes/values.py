@@ -29,7 +29,7 @@ MEANT = {
 """What other words for a value mean here."""
 MEANT_BOOLEANS = dict.fromkeys(("yes", "on", "1"), "true") | dict.fromkeys(("no", "off", "0"), "false")
 THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+")
-BINARY = re.compile(r"seq|position|context|batch|hidden|vocab|length")  # words of keys whose k is 1024
+BINARY = re.compile(r"seq|position|context|batch|hidden|vocab|length|_len|block_size")  # words of keys whose k is 1024
 NUMBERS = "a finite number, at most 1.7e308 in magnitude"
 
 
@@ -131,6 +131,12 @@ def meant_integer(text: str, key: str) -> str | None:
     base = 1024 if BINARY.search(key.lower()) else 1000
     number = float(found[1]) * base ** {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}[found[4].lower()]
     return str(int(number)) if number.is_integer() and abs(number) <= LARGEST_INTEGER else None
+
+
+def meant_number(text: str, key: str) -> str | None:
+    """Return the digits of a number in another notation: 5 %, or any notation of an integer; None if it is none."""
+    share = re.fullmatch(rf"({NUMBER.pattern}) ?%", _unquoted(text.strip()).strip())
+    return f"{float(share[1]) / 100:g}" if share else meant_integer(text, key)
 
 
 def _boolean(text: str, key: str) -> bool:

@@ -75,6 +75,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     trains_with: tuple[str, ...] = ()  # keys of which a file that trains has one; empty: any file
     usual: tuple[str, ...] = ()  # keys without which it does not start, unless the command adds them
     kernels: tuple[str, ...] = ()  # keys that put a plugin's kernels in the place of attn_implementation
+    keeps_text: bool = False  # whether a number in quotes stays text
     isolates: bool = False  # whether it masks packed samples from each other with every attention kernel it names
     removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
     is_of_command: Callable[[str], bool] = lambda key: False  # keys of its files for its command, not its arguments
@@ -275,6 +276,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         ),
         ("YAML files", "the command `llamafactory-cli train FILE.yaml`"),
         rejects=True,
+        keeps_text=True,
         programs={"llamafactory-cli": "llama_factory", "lmf": "llama_factory"},
         other=_factory_other,
         adapters=_factory_adapters,

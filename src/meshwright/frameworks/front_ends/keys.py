@@ -133,7 +133,7 @@ def _value_finding(one: FrontEnd, at: _Place, found: Key, table: str) -> Iterato
         message = f"{at.shown} has no value: the parser of {one.title} expects one"
         yield at.finding("value.invalid", "error", message)
     elif is_known and (problem := found.problem(value)):
-        meant = found.meant(value) or _short_kernel(found, value) if found.choices else ""
+        meant = found.meant(value) or (_short_kernel(found, value) if found.choices else "")
         message = f"{at.shown}: {value}: {problem}"
         since = SHARES.get((table, key)) if is_share(value) else None
         if since:

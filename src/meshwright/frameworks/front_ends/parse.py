@@ -47,7 +47,12 @@ from meshwright.frameworks.front_ends.trainer_arguments import (
     trainer_arguments,
     warmup_of,
 )
-from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
+from meshwright.frameworks.front_ends.trainer_values import (
+    missing_keys,
+    quoted_numbers,
+    refused_values,
+    tables_for_values,
+)
 from meshwright.frameworks.front_ends.weights import weight_note, weights_of
 from meshwright.frameworks.hf_arguments import flags_without_value
 from meshwright.frameworks.key_table import KeyTable
@@ -184,7 +189,9 @@ def _parsed(file: _File) -> ParsedConfig:
 def _refused(file: _File) -> tuple[Finding, ...]:
     """Return the values that the front end, transformers, bitsandbytes or peft refuse."""
     own = {key: found for found in file.one.refused(file.values) for key in found[:1]}
-    others = (found for found in refused_values(file.one, file.values) if found[0] not in own)
+    others = [found for found in refused_values(file.one, file.values) if found[0] not in own]
+    if file.one.keeps_text and not file.is_command:
+        others += quoted_numbers(file.one, file.values)
     return tuple(value_findings(file.settings, (*own.values(), *others), file.is_command))
 
 

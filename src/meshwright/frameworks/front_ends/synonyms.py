@@ -11,6 +11,13 @@ from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.types import recipe_fields
 from meshwright.similar import closest
 
+SHORT = {
+    **dict.fromkeys(("epochs", "n_epochs", "train_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("lr", "learn_rate"), "learning_rate"),
+    **dict.fromkeys(("grad_accum", "grad_accum_steps", "accumulation_steps"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("seq_len", "seq_length", "max_seq_len", "context_length"), "max_length"),
+}
+"""Other trainers' names → the Trainer's and TRL's arguments."""
 ADAPTER_PARTS = "peft."  # section of the fields whose names are also written alone: rank, alpha, dropout
 
 
@@ -57,6 +64,7 @@ def _meanings(name: str) -> frozenset[str]:
     """Return what a key sets: fields of the recipe, and arguments of the Trainer, TRL and peft."""
     if name in METHOD_KEYS:
         return frozenset(("peft.method",))
+    name = SHORT.get(name, name)
     arguments = {one.names[name] for one in FRONT_ENDS.values() if name in one.names}
     alone = f"{ADAPTER_PARTS}{name}"
     return frozenset((*arguments, *_fields((name, *arguments)), *((alone,) if alone in recipe_fields() else ())))

@@ -22,6 +22,13 @@ POSITIVE = {
     "lora_rank": "peft refuses a rank below 1",
 }
 """Arguments that must be above 0, with the reason."""
+DEFAULTS = {
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"), 1),
+    **dict.fromkeys(("max_length", "cutoff_len"), 2048),
+    **dict.fromkeys(("lora_r", "lora_rank"), 8),
+}
+"""What replaces 0 or -1 in a fix: the libraries' defaults, and one epoch."""
+PERCENT = 100
 EXCLUSIVE = {
     ("bf16", "fp16"): "transformers accepts one of bf16 and fp16",
     ("load_in_4bit", "load_in_8bit"): "weights are loaded in 4 or in 8 bits, not in both",
@@ -39,16 +46,40 @@ def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[s
             continue
         if argument in POSITIVE and (number := _number(value)) is not None and number <= 0:
             if argument != "num_train_epochs" or (_number(values.get("max_steps")) or 0) <= 0:
-                yield key, f"must be above 0: {POSITIVE[argument]}", ""
+                yield key, f"must be above 0: {POSITIVE[argument]}", _above_zero(argument, number)
         elif argument == "learning_rate" and (number := _number(value)) is not None and number < 0:
-            yield key, "must not be negative", ""
+            yield key, "must not be negative", f"{-number:g}"
+        elif argument == "warmup_steps" and (number := _number(value)) is not None and number < 0:
+            yield key, "must not be negative: transformers' Trainer refuses to start", f"{-number:g}"
         elif argument == "learning_rate" and _is_word(one, key, value):
             yield key, "expected a number", ""
         elif key == "warmup_ratio" and (number := _number(value)) is not None and not 0 <= number <= 1:
-            yield key, "must be in [0, 1]: it is a share of all steps", ""
+            yield key, "must be in [0, 1]: it is a share of all steps", _share(number)
     for (first, second), reason in EXCLUSIVE.items():
         if all(str(values.get(key)).lower() == "true" for key in (first, second)):
             yield second, f"{first} is true as well: {reason}", "false"
+
+
+def quoted_numbers(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield numbers in quotes of a front end that passes them on as text: OmegaConf reads 1e-4 as a number, not "1e-4".
+
+    LLaMA-Factory: hparams/parser.py, and parse_dict of transformers' HfArgumentParser, which converts nothing.
+    """
+    for key, value in values.items():
+        row = one.table.find("", key)
+        if row is not None and row.types == ("float",) and isinstance(value, str) and _number(value) is not None:
+            reason = f"in quotes it is text, and {one.title} passes it on as text: the training stops with a TypeError"
+            yield key, reason, value.strip()
+
+
+def _above_zero(argument: str, number: float) -> str:
+    """Return the number without its sign; for 0 and -1, what the libraries have by default."""
+    return f"{-number:g}" if number < -1 else str(DEFAULTS[argument])
+
+
+def _share(number: float) -> str:
+    """Return a percentage as a share; empty for a number that is none."""
+    return f"{number / 100:g}" if 1 < number <= PERCENT else ""
 
 
 def _is_word(one: FrontEnd, key: str, value: Any) -> bool:

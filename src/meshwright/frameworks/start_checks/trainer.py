@@ -181,6 +181,12 @@ def _no_length(key: str) -> StartCheck:
         effect="stops when the data is prepared")  # fmt: skip
 
 
+def _trains_nothing(given: Given) -> bool:
+    epochs = given.number("num_train_epochs") if given.is_stated("num_train_epochs") else None
+    is_set = epochs is not None and (epochs < 0 or (epochs == 0 and given.is_on("do_train")))
+    return is_set and (given.number("max_steps") or 0) <= 0
+
+
 def _no_share(given: Given) -> bool:
     number = given.number("warmup_ratio") if given.is_stated("warmup_ratio") else None
     return number is not None and not 0 <= number <= 1
@@ -287,6 +293,8 @@ TRAINER = Table(
         StartCheck("warmup_ratio", _no_share, "{warmup_ratio} is no share of the steps: it is between 0 and 1",
             {"warmup_ratio": 0.03}, PLACE),
         *(_at_least_one(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")),
+        StartCheck("num_train_epochs", _trains_nothing, "{num_train_epochs} is no training", {"num_train_epochs": 1},
+            "transformers/trainer.py: Trainer.set_initial_training_values", effect="ends without a step"),
         *(_no_length(key) for key in (BLOCK, "max_seq_length", "model_max_length", "max_seq_len")),
         *(_fraction(key) for key in ("logging_steps", "eval_steps", "save_steps")),
         StartCheck("logging_steps",

@@ -180,6 +180,12 @@ TRL = Table(
             lambda given: given.is_on("padding_free", "max_length") and not given.is_on("packing")
             and not _sees_images(given),
             "{padding_free} without packing does not cut samples to {max_length}", {"packing": True}, PLACE),
+        StartCheck("lora_r", lambda given: given.is_on("use_peft") and (given.number("lora_r") or 1) < 1,
+            "{lora_r}: peft refuses a rank below 1", {"lora_r": 16}, "peft/tuners/lora/layer.py: update_layer",
+            effect="stops with a ValueError"),
+        StartCheck("max_length", lambda given: (given.number("max_length") or 0) < 0,
+            "{max_length}: a sample has at least one token", {"max_length": 1024},
+            "trl/data_utils.py: truncate_dataset", effect="stops when the data is prepared"),
         StartCheck("max_length",
             lambda given: given.is_on("packing") and given.is_stated("max_length") and not given.is_on("max_length"),
             "{packing} needs max_length", {"max_length": 1024}, PACKING),
