@@ -69,3 +69,43 @@ def test_the_command_for_a_front_end_names_the_gpus_as_typed(folder: Path, meshw
     refused = meshwright("train", "lf.yaml")
     assert "--gpus 1x" in refused.err
     assert "1x1x" not in refused.err
+
+
+PROGRAM = """from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+dataset = load_dataset("json", data_files="rows.jsonl", split="train")
+args = SFTConfig(output_dir="out", num_train_epochs=3, per_device_train_batch_size=2, bf16=True)
+trainer = SFTTrainer(model="Qwen/Qwen3-0.6B", args=args, train_dataset=dataset)
+trainer.train()
+"""
+ALPACA = {"instruction": "add", "input": "1 1", "output": "2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "old", "new", "warned"),
+    [
+        (ALPACA, "", "", True),
+        (ALPACA, 'split="train")', 'split="train").map(to_messages)', False),
+        (ALPACA, "args=args", "args=args, formatting_func=join", False),
+        (ALPACA, "bf16=True", 'bf16=True, dataset_text_field="output"', False),
+        ({"prompt": "a", "completion": "b"}, "", "", False),
+        ({"messages": [{"role": "user", "content": "a"}]}, "", "", False),
+    ],
+)
+def test_rows_that_trl_does_not_know_need_a_map(
+    folder: Path, meshwright: Any, row: dict[str, Any], old: str, new: str, warned: bool
+) -> None:
+    Path("rows.jsonl").write_text("\n".join([json.dumps(row)] * 100))
+    Path("sft.py").write_text(PROGRAM.replace(old, new) if old else PROGRAM)
+    out = " ".join(meshwright("check", "sft.py", "--gpus", "1xH100").out.split())
+    assert ("rows.jsonl' have no column that SFTTrainer reads" in out) is warned
+
+
+def test_the_fast_end_of_a_band_is_one_that_the_gpu_can_reach() -> None:
+    from meshwright import recommend
+    from meshwright.costs.estimate import MOST_MFU, to_dict
+
+    found = recommend("qwen3-8b", "1xRTX4090", "qlora").estimate
+    fastest = float(found.mfu) * float(found.step_s) / to_dict(found)["band"]["step_low_s"]
+    assert float(found.mfu) < fastest <= MOST_MFU * 1.0001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from meshwright.recipes.capabilities import executed
 from meshwright.recipes.case import Case
 
 NAN = float("nan")
+MOST_MFU = 0.9  # of the peak: what matrix products alone reach at most (H20)
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -87,6 +89,12 @@ def _convention(case: Case, peak: str) -> str:
     )
 
 
+def _fastest(estimate: Estimate) -> float:
+    """Return the factor of the band's fast end, at which a step takes no more of the peak than GPUs reach."""
+    reachable = MOST_MFU / float(estimate.mfu) if 0 < estimate.mfu < MOST_MFU else math.inf
+    return min(1 + estimate.band.step_pct / 100, reachable)
+
+
 def to_dict(estimate: Estimate) -> dict[str, Any]:
     """Return the estimate of one layout as plain values."""
     gib = {name: float(getattr(estimate.memory, name)) for name in (*MEMORY_PARTS, "total", "capacity")}
@@ -104,7 +112,7 @@ def to_dict(estimate: Estimate) -> dict[str, Any]:
         "band": {
             "step_pct": estimate.band.step_pct,
             "memory_pct": estimate.band.memory_pct,
-            "step_low_s": float(estimate.step_s) / (1 + estimate.band.step_pct / 100),
+            "step_low_s": float(estimate.step_s) / _fastest(estimate),
             "step_high_s": float(estimate.step_s) * (1 + estimate.band.step_pct / 100),
             "memory_low_gib": gib["total"] / (1 + estimate.band.memory_pct / 100),
             "memory_high_gib": gib["total"] * (1 + estimate.band.memory_pct / 100),

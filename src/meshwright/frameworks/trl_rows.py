@@ -19,6 +19,11 @@ def has_completions(dataset: str, folder: Path | None = None) -> bool:
     return set(PAIR) <= _first_row(dataset, folder).keys()
 
 
+def columns_of(dataset: str, folder: Path | None = None) -> set[str]:
+    """Return the columns of the first row of a local dataset; none if it cannot be read."""
+    return set(_first_row(dataset, folder))
+
+
 def rows_of(dataset: str, folder: Path | None = None) -> Rows:
     """Return what the rows of a local dataset are: completions and texts are strings; empty if it cannot be read."""
     row = _first_row(dataset, folder)

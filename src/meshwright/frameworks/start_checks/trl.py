@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from meshwright import file_access
 from meshwright.frameworks.start_checks.groups import group_checks
 from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, flash_in_fp32
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
-from meshwright.frameworks.trl_rows import rows_of
+from meshwright.frameworks.trl_rows import CONVERSATIONS as CHAT_COLUMNS
+from meshwright.frameworks.trl_rows import PAIR, columns_of, rows_of
 from meshwright.similar import misspelled
 
 PLACE = "trl/trainer/sft_trainer.py: SFTTrainer.__init__"
@@ -31,7 +32,9 @@ DATA_FILES = re.compile(r"datasets\[\d+\]\.data_files(\[0\])?")
 TORCH_DTYPES = ("dtype", "torch_dtype")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 SHORT_DTYPES = ("bf16", "fp16", "fp32", "half", "float")  # programs of others have names of their own
-CHANGES_ROWS = re.compile(r"\.(map|rename_columns?|add_column|from_list|from_dict|from_generator)\(")
+CHANGES_ROWS = re.compile(
+    r"\.(map|rename_columns?|add_column|from_list|from_dict|from_generator)\(|\bformatting_func\b"
+)
 SHARE = re.compile(r"datasets\[(\d+)\]\.(\w+)")
 
 
@@ -43,8 +46,8 @@ def _sees_images(given: Given) -> bool:
     return given.model is not None and given.model.vision is not None
 
 
-def _file_of_rows(given: Given) -> str:
-    """Return the data file that SFTTrainer reads as it is; empty if there is none, or a program may change its rows."""
+def _data_files(given: Given) -> Iterator[tuple[str, Path]]:
+    """Yield the data files that SFTTrainer reads as they are, with their folders; none if a program may change rows."""
     for key, setting in given.settings.items():
         if setting.unresolved or not (key == "train_file" or DATA_FILES.fullmatch(key)):
             continue
@@ -53,9 +56,23 @@ def _file_of_rows(given: Given) -> str:
             at.suffix != ".py" or not at.is_file() or CHANGES_ROWS.search(at.read_text("utf-8"))
         ):
             continue
-        if rows_of(str(setting.value), at.parent) in ("completions", "texts"):
-            return str(setting.value)
-    return ""
+        yield str(setting.value), at.parent
+
+
+def _file_of_rows(given: Given) -> str:
+    """Return the data file of texts that SFTTrainer reads as it is; empty if there is none."""
+    files = _data_files(given)
+    return next((name for name, folder in files if rows_of(name, folder) in ("completions", "texts")), "")
+
+
+def _lacks_columns(given: Given) -> bool:
+    """Return whether the rows of a data file have no column that SFTTrainer reads, such as Alpaca's."""
+    text = given.text("dataset_text_field") or "text"
+    read = {text, *CHAT_COLUMNS, "input_ids"}
+    return not file_access.closed() and any(
+        columns and not read & columns and not set(PAIR) <= columns
+        for columns in (columns_of(name, folder) for name, folder in _data_files(given))
+    )
 
 
 def _lacks_conversations(given: Given) -> bool:
@@ -156,6 +173,10 @@ CONVERSATIONS = Table(
     "TRL's SFTTrainer",
     {},
     (
+        StartCheck("train_file", _lacks_columns,
+            "the rows of {train_file} have no column that SFTTrainer reads (messages, prompt and completion, or text): "
+            "map them first, as dataset.map(lambda row: {{\"prompt\": …, \"completion\": …}}) does", {}, PACKING,
+            "warning", effect="fails while it reads the data (KeyError: 'text')"),
         StartCheck("assistant_only_loss", _lacks_conversations,
             "{assistant_only_loss} needs conversations, but the rows of the data file are texts: TRL's default for "
             "prompt and completion is a loss on the completions", {"assistant_only_loss": False}, PLACE),
