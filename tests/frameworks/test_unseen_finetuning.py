@@ -194,8 +194,9 @@ def test_adapters_on_layers_of_a_models_own_code(tmp_path: Path) -> None:
     script = written(tmp_path / "run.sh", f"{start}W_pack,o_proj\n")
     assert findings(script) == []
     assert "adapters on W_pack: recipes have no such layers" in " ".join(check(str(script)).notes)
-    with pytest.raises(InputError, match="unknown linear layer"):
-        check(str(written(tmp_path / "run.sh", f"{start}q_porj\n")))
+    (found,) = check(str(written(tmp_path / "run.sh", f"{start}q_porj\n"))).findings
+    assert found.severity == "error"
+    assert found.fix == ("--lora_target_modules q_proj",)
 
 
 @pytest.mark.parametrize(("second", "wrong"), [("sft", 0), ("pt", 1)])

@@ -19,7 +19,7 @@ from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
 from meshwright.recipes.adapter_targets import FIELD as TARGETS
-from meshwright.recipes.adapter_targets import may_be_target
+from meshwright.recipes.adapter_targets import is_known_target, meant_targets
 from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys, override_keys
 from meshwright.recipes.key_maps.key import EXACT_CASE
 from meshwright.recipes.replacements import OFF
@@ -70,24 +70,28 @@ def map_to_recipe(framework: Framework, parsed: ParsedConfig) -> MappedSettings:
     reader = _Reader(framework, start, with_defaults=parsed.base is None)
     reader.read(parsed.settings if parsed.mappable is None else parsed.mappable)
     values = {**reader.values, **parsed.field_values}
-    notes = tuple(_without_unknown_targets(values))
+    notes = tuple(_without_unknown_targets(values, is_trainers=TARGETS in parsed.field_values))
     recipe, _ = overrides.change(start, values)
     keys = {**length_keys(framework.key_map, parsed.settings), **_argument_keys(parsed), **reader.source_keys}
     return MappedSettings(recipe, keys, tuple(reader.unresolved), tuple(reader.findings), (*reader.notes, *notes))
 
 
-def _without_unknown_targets(values: dict[str, Any]) -> Iterator[str]:
-    """Remove adapter targets that recipes have no name for: a model with code of its own may have such modules."""
+def _without_unknown_targets(values: dict[str, Any], is_trainers: bool) -> Iterator[str]:
+    """Remove adapter targets that recipes have no name for: a model with code of its own may have such modules.
+
+    Misspelled ones stay, which refuses the recipe; arguments of the Trainer have checks that report them.
+    """
     targets = values.get(TARGETS)
     if not isinstance(targets, tuple):
         return
-    known = tuple(one for one in targets if may_be_target(one))
-    if known == targets:
+    meant = {one: meant_targets(one) for one in targets if not is_known_target(one)}
+    removed = [one for one, near in meant.items() if is_trainers or not near]
+    if not removed:
         return
-    others = ", ".join(str(one) for one in targets if one not in known)
-    yield f"adapters on {others}: recipes have no such layers; peft refuses names that the model does not have either"
-    values[TARGETS] = known
-    if not known:
+    if others := ", ".join(str(one) for one in removed if not meant[one]):
+        yield f"adapters on {others}: recipes have no such layers; peft skips names that the model does not have either"
+    values[TARGETS] = tuple(one for one in targets if one not in removed)
+    if not values[TARGETS]:
         del values[TARGETS]
 
 

@@ -20,9 +20,9 @@ ALL = ("all", "all-linear", "all-router", "all-embedding")  # words of front end
 PATTERN = frozenset("*+?|()[]{}^$\\")
 
 
-def lacks_all_targets(spec: ModelSpec, targets: Sequence[str]) -> bool:
-    """Return whether a model has none of the modules to adapt; False if its names or the targets are not known."""
-    if family_prefix(spec) not in FAMILIES or not targets or any(PATTERN & {*one} or one in ALL for one in targets):
-        return False
+def missing_targets(spec: ModelSpec, targets: Sequence[str]) -> list[str]:
+    """Return the modules to adapt that a model does not have; empty if its names or the targets are not known."""
+    if family_prefix(spec) not in FAMILIES or any(PATTERN & {*one} or one in ALL for one in targets):
+        return []
     known = (*LINEAR_LAYERS, *OUTSIDE, *(ENCODERS if spec.vision is not None else ()))
-    return all(one.rpartition(".")[2] not in known for one in targets)
+    return [one for one in targets if one.rpartition(".")[2] not in known]

@@ -74,10 +74,19 @@ def require_targets(targets: tuple[str, ...]) -> None:
         )
 
 
-def may_be_target(target: str) -> bool:
-    """Return whether a target is a known name, a misspelled one, a path or a regular expression."""
-    is_name = not REGEX.search(target) and not _is_path(target) and target not in target_names()
-    return not is_name or bool(misspelled(target, (*target_names(), "all")))
+def is_known_target(target: str) -> bool:
+    """Return whether a target is a known name, a path or a regular expression."""
+    return bool(REGEX.search(target)) or _is_path(target) or target in target_names()
+
+
+def meant_targets(target: str) -> list[str]:
+    """Return the names that an unknown target misspells."""
+    return misspelled(target, (*target_names(), "all"))
+
+
+def names_same_layers(targets: tuple[str, ...], others: Sequence[str]) -> bool:
+    """Return whether every group of linear layers that targets name is named by others too; True for no group."""
+    return {*groups_of(targets)} <= {*groups_of(tuple(others))}
 
 
 def _corrections(targets: tuple[str, ...], near: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -43,6 +43,9 @@ SAME = (
     "use_liger_kernel",
 )  # fmt: skip
 """Arguments of the Trainer, TRL and peft that front ends name as those libraries do."""
+FUSED_LOSS = "use_liger_kernel"
+"""The Trainer's argument for a loss fused with the output layer, which no logits leave; of any library."""
+CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 DATASET_TYPE = re.compile(r"datasets\[\d+\]\.type")
 METHOD_KEYS = ("adapter", "finetuning_type", "tuner_type", "train_type")
 """Keys of the front ends that name the adapters, or that all weights are trained."""
@@ -70,6 +73,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     truncation: Callable[[Values], str] = lambda values: "end"  # data.truncation of a file
     all_tokens: Callable[[Values], bool] | None = None  # whether prompts are in the loss; None: TRL's own keys say so
     plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
+    fused_losses: Mapping[str, str] = {}  # keys of more fused losses → the plugin that turns an unset one on
     required: tuple[tuple[str, ...], ...] = ()  # keys of which one of each tuple must be set
     infers_with: tuple[str, ...] = ()  # keys of trained weights: a file with them may only generate
     trains_with: tuple[str, ...] = ()  # keys of which a file that trains has one; empty: any file
@@ -237,7 +241,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
             num_epochs="num_train_epochs", optimizer="optim", lr_scheduler="lr_scheduler_type",
             cosine_min_lr_ratio="cosine_min_lr_ratio",
             sample_packing="packing", attn_implementation="attn_implementation",
-            lora_target_linear="lora_target_linear", liger_fused_linear_cross_entropy="use_liger_kernel",
+            lora_target_linear="lora_target_linear", liger_fused_linear_cross_entropy=FUSED_LOSS,
             **{"datasets[0].path": "dataset_name"},
         ),
         ("YAML files", "the command `axolotl train FILE.yaml`"),
@@ -249,7 +253,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         refused=_axolotl_refused,
         all_tokens=_axolotl_all_tokens,
         truncation=lambda values: "end" if _text(values, "excess_length_strategy") == "truncate" else "drop",
-        plugins={"liger_": "axolotl.integrations.liger.LigerPlugin"},
+        plugins={"liger_": "axolotl.integrations.liger.LigerPlugin", "cut_cross_entropy": CUT_CROSS_ENTROPY},
+        fused_losses={"cut_cross_entropy": CUT_CROSS_ENTROPY},  # integrations/cut_cross_entropy/args.py
         required=(("learning_rate",), ("datasets", "pretraining_dataset")),
         infers_with=("lora_model_dir",),
         kernels=("use_dsv4_kernels", "use_glm_dsa_kernels", "fused_attn_kernel"),

@@ -192,11 +192,10 @@ def value_findings(settings: Settings, refused: Iterable[tuple[str, str, str]], 
 
 def plugin_findings(one: FrontEnd, settings: Settings) -> Iterator[Finding]:
     """Yield the keys that the front end ignores because their plugin is not in plugins."""
-    listed = [key for key in settings if key.split("[")[0] == "plugins"]
-    texts = " ".join(str(settings[key].value) for key in listed)
+    listed = plugins_of(settings)
     for start, plugin in one.plugins.items():
         used = [key for key in settings if key.startswith(start) and str(settings[key].value).lower() == "true"]
-        if not used or plugin in texts or any(settings[key].unresolved for key in listed):
+        if not used or plugin in listed or any(setting.unresolved for setting in listed.values()):
             continue
         message = f"{one.title} ignores {' and '.join(used)}: plugins does not list {plugin}"
         fix = (plugin_line(plugin, settings),)
@@ -204,11 +203,15 @@ def plugin_findings(one: FrontEnd, settings: Settings) -> Iterator[Finding]:
         yield Finding("value.invalid", "error", "plugins", message, fix, first.file, first.line)
 
 
+def plugins_of(settings: Settings) -> dict[str, SourcedValue]:
+    """Return the plugins that a file lists, each with its setting."""
+    keys = [key for key in settings if key.split("[")[0] == "plugins"]
+    return {str(item): settings[key] for key in keys for item in _items(settings[key].value)}
+
+
 def plugin_line(plugin: str, settings: Settings) -> str:
     """Return the line of a file that lists a plugin beside those that it lists already."""
-    listed = [key for key in settings if key.split("[")[0] == "plugins"]
-    names = [str(item) for key in listed for item in _items(settings[key].value)]
-    return f"plugins: [{', '.join((*names, plugin))}]"
+    return f"plugins: [{', '.join((*plugins_of(settings), plugin))}]"
 
 
 def _items(value: Any) -> list[Any]:

@@ -10,8 +10,8 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import ParsedConfig
-from meshwright.frameworks.front_ends.describe import QUANTIZED_LORA, FrontEnd
-from meshwright.frameworks.front_ends.keys import SHORT_KERNELS, plugin_line
+from meshwright.frameworks.front_ends.describe import FUSED_LOSS, QUANTIZED_LORA, FrontEnd
+from meshwright.frameworks.front_ends.keys import SHORT_KERNELS, plugin_line, plugins_of
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
@@ -63,12 +63,12 @@ def own_keys(
     }
     former, today = (keys[name] for name in reversed(WEIGHT_DTYPES))
     keys[WEIGHT_DTYPES[0]] = today or former
-    texts = " ".join(str(settings[key].value) for key in settings if key.split("[")[0] == "plugins")
+    listed = plugins_of(settings)
     needed = {
         key: plugin_line(plugin, settings)
         for key in keys.values()
         for start, plugin in one.plugins.items()
-        if key.startswith(start) and plugin not in texts
+        if key.startswith(start) and plugin not in listed
     }
     if str(getattr(settings.get("adapter"), "value", "")) == "lora":  # which Axolotl loads in 16 bits or 8
         needed[LOADED["qlora"]] = "adapter: qlora"
@@ -119,6 +119,8 @@ def trainer_arguments(
     flag = next((key for key in ATTENTION_FLAGS if is_true(values.get(key))), "")
     if flag in settings and not values.get("attn_implementation"):
         yield "attn_implementation", msgspec.structs.replace(settings[flag], value=ATTENTION_FLAGS[flag])
+    if fused := _fused_loss(one, settings, values):
+        yield FUSED_LOSS, msgspec.structs.replace(fused, value=True)
     first = next(iter(settings.values()), SourcedValue(True, 1, ""))
     if not any(one.names.get(key) == "gradient_checkpointing" for key in settings):
         yield "gradient_checkpointing", msgspec.structs.replace(first, value=one.recomputes(values), unresolved="")
@@ -128,6 +130,17 @@ def trainer_arguments(
         yield "use_peft", msgspec.structs.replace(first, value=True, unresolved="")
     if adapters in LOADED:
         yield LOADED[adapters], msgspec.structs.replace(first, value=True, unresolved="")
+
+
+def _fused_loss(one: FrontEnd, settings: Settings, values: Mapping[str, Any]) -> SourcedValue | None:
+    """Return the setting that fuses the loss: a key that is on, or a plugin that turns an unset key on."""
+    keys = [key for key, name in one.names.items() if name == FUSED_LOSS]
+    on = next((key for key in (*keys, *one.fused_losses) if key in settings and is_true(values.get(key))), "")
+    if on:
+        return settings[on]
+    listed = plugins_of(settings)
+    found = (plugin for key, plugin in one.fused_losses.items() if plugin in listed and values.get(key) is None)
+    return next((listed[plugin] for plugin in found), None)
 
 
 def adapters_of(one: FrontEnd, values: Mapping[str, Any]) -> str:

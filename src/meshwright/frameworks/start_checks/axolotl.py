@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.frameworks.start_checks.groups import axolotl_group_checks
-from meshwright.frameworks.start_checks.trainer import IN_FIRST_STEP, unknown_targets, wrong_direction
+from meshwright.frameworks.start_checks.trainer import IN_FIRST_STEP, skipped_targets, unknown_targets, wrong_direction
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
 from meshwright.models import quantized_bits
 from meshwright.models.layer_classes import layer_class, wrong_layer_class
@@ -147,6 +147,7 @@ AXOLOTL = Table(
             f"{PLACE}check_early_stopping"),
         wrong_direction(f"{SCHEMA}greater_is_better"),
         unknown_targets("lora_target_modules", {"lora_target_modules": None, "lora_target_linear": True}),
+        skipped_targets("lora_target_modules"),
         StartCheck("load_in_4bit", _loads_16_bits, "{load_in_4bit} needs adapter: qlora, not {adapter}",
             {"adapter": "qlora"}, "src/axolotl/loaders/model.py: _set_quantization_config", "warning",
             effect="loads weights in 16 bits"),

@@ -63,7 +63,8 @@ def _finding(table: Table, check: StartCheck, given: Given, style: Style) -> Fin
     changes = check.fix(given) if callable(check.fix) else check.fix
     place = next((key for key in (check.key, *changes) if key in given.settings), "")
     at = given.settings[place] if place else next(iter(given.settings.values()), SourcedValue("", 1, ""))
-    text = _Shown(given, style).vformat(check.message, (), {})
+    message = check.message if isinstance(check.message, str) else check.message(given)
+    text = _Shown(given, style).vformat(message, (), {})
     severity: Severity = "warning" if check.since else check.severity  # a file does not say which version reads it
     verb = check.effect or ("refuses to start" if check.severity == "error" else "warns")
     verb += f" since version {check.since}" if check.since else ""
@@ -92,4 +93,6 @@ def written(key: str, value: Any, style: Style) -> str:
     if style == "python":
         return f"{name}={value!r}"
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, list):
+        text = " ".join(map(str, value)) if style == "command" else f"[{', '.join(map(str, value))}]"
     return f"{name} {text}" if style == "command" else f"{name}: {text}"

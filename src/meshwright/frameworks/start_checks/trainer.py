@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from meshwright.frameworks.start_checks.types import OFF, Changes, Given, StartCheck, Table, together
 from meshwright.frameworks.trainer_fields import NO_VALIDATION_DATA
-from meshwright.models.linear_layers import LINEAR_LAYERS, lacks_all_targets
+from meshwright.models.linear_layers import ALL, LINEAR_LAYERS, missing_targets
+from meshwright.recipes.adapter_targets import STANDARD, groups_of, is_known_target, meant_targets, names_same_layers
 from meshwright.similar import closest, misspelled
 
 PLACE = "transformers/training_args.py: TrainingArguments._validate_args"
@@ -141,14 +142,67 @@ def unknown_targets(key: str, fix: Changes) -> StartCheck:
     """Return the check of peft that the modules to adapt are in the model."""
 
     def broken(given: Given) -> bool:
-        if given.model is None or not given.is_on(key) or "full" in (given.text(one) for one in TUNERS):
-            return False
-        return lacks_all_targets(given.model, given.items(key))
+        return bool(missing := _missing(given, key)) and missing == given.names(key)
+
+    def corrected(given: Given) -> Changes:
+        named = given.names(key)
+        return fix if any(map(is_known_target, named)) else _corrected(given, key, named) or fix
 
     return StartCheck(key, broken,
-        f"{{{key}}} names none of the model's linear layers ({', '.join(LINEAR_LAYERS)})", fix,
+        f"{{{key}}} names none of the model's linear layers ({', '.join(LINEAR_LAYERS)})", corrected,
         "peft/tuners/tuners_utils.py: BaseTuner.inject_adapter",
         effect="stops when the adapters are added: target modules not found")  # fmt: skip
+
+
+def skipped_targets(key: str) -> StartCheck:
+    """Return the check of the modules that peft skips in silence: the model has the others of the list, but not these.
+
+    Lists for several model families name the same layers twice (q_proj and c_attn): those are in order.
+    """
+
+    def found(given: Given) -> list[str]:
+        missing = _missing(given, key)
+        present = [one for one in given.names(key) if one not in missing]
+        unique = (
+            one
+            for one in missing
+            if _meant(one) and (not is_known_target(one) or not names_same_layers((one,), present))
+        )
+        return [*unique] if present else []
+
+    def message(given: Given) -> str:
+        near = [f"{one} (did you mean {', '.join(_meant(one))}?)" for one in found(given)]
+        return f"{key} names {' and '.join(near)}, which the model does not have"
+
+    return StartCheck(key, lambda given: bool(found(given)), message,
+        lambda given: _corrected(given, key, found(given)),
+        "peft/tuners/tuners_utils.py: BaseTuner.inject_adapter", "warning",
+        effect="trains adapters on the other layers only")  # fmt: skip
+
+
+def _missing(given: Given, key: str) -> list[str]:
+    """Return the targets that the model does not have; of a model with unknown layers, names that are misspelled."""
+    if not given.is_on(key) or "full" in (given.text(one) for one in TUNERS):
+        return []
+    named = given.names(key)
+    found = missing_targets(given.model, named) if given.model is not None else []
+    return found or [one for one in named if not is_known_target(one) and one not in ALL and _meant(one)]
+
+
+def _corrected(given: Given, key: str, wrong: Sequence[str]) -> Changes:
+    """Return the targets with the layers that the wrong ones misspell; nothing if one is like none."""
+    if not all(map(_meant, wrong)):
+        return {}
+    parts = ([*_meant(one)] if one in wrong else [one] for one in given.names(key))
+    names = [*dict.fromkeys(name for part in parts for name in part)]
+    return {key: names if isinstance(given.get(key), list) else ",".join(names)}
+
+
+def _meant(target: str) -> tuple[str, ...]:
+    """Return the layers that a target misspells, or that another family joins or names so: qkv_proj for q_proj, …"""
+    if is_known_target(target):
+        return tuple(name for group in groups_of((target,)) for name in STANDARD[group] if name in LINEAR_LAYERS)
+    return tuple([*misspelled(target, LINEAR_LAYERS), *meant_targets(target)][:1])
 
 
 def _fraction(key: str) -> StartCheck:
@@ -290,6 +344,7 @@ TRAINER = Table(
         wrong_direction("transformers/trainer_callback.py: EarlyStoppingCallback.check_metric_value"),
         *(unknown_targets(key, {key: "all-linear"}) for key in ("target_modules", "lora_target_modules")),
         unknown_targets("lora_target", {"lora_target": "all"}),
+        *(skipped_targets(key) for key in ("target_modules", "lora_target_modules", "lora_target")),
         StartCheck("warmup_ratio", _no_share, "{warmup_ratio} is no share of the steps: it is between 0 and 1",
             {"warmup_ratio": 0.03}, PLACE),
         *(_at_least_one(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")),

@@ -43,9 +43,13 @@ class Given(NamedTuple):
 
     def items(self, key: str) -> list[str]:
         """Return the items of a list, in lower case: written as a list, or as text with commas."""
+        return [one.lower() for one in self.names(key)]
+
+    def names(self, key: str) -> list[str]:
+        """Return the items of a list as they are written."""
         value = self.get(key)
         parts = value if isinstance(value, list) else str(value or "").replace("[", "").replace("]", "").split(",")
-        return [text for one in parts if (text := str(one).strip().strip("'\"").lower())]
+        return [text for one in parts if (text := str(one).strip().strip("'\""))]
 
     def is_on(self, *keys: str) -> bool:
         """Return whether all of these keys are set to something other than false, 0 or nothing."""
@@ -75,7 +79,7 @@ class StartCheck(NamedTuple):
 
     key: str  # that is reported, if it is set; else the first key of `fix`
     broken: Callable[[Given], bool]
-    message: str  # {key} is replaced by the key with its value
+    message: str | Callable[[Given], str]  # {key} is replaced by the key with its value
     fix: Changes | Callable[[Given], Changes]
     place: str  # upstream: file and function
     severity: Severity = "error"
