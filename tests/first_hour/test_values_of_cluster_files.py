@@ -91,3 +91,18 @@ def test_shipped_gpus_raise_nothing(known):
     peaks = ", ".join(f"{precision} = {peak}" for precision, peak in known.peak_tflops.items())
     facts.append(f"peak_tflops = {{ {peaks} }}")
     assert not read("\n".join([f'gpu = "{known.name}"', *facts])).unlikely
+
+
+@pytest.mark.parametrize("typed", [["--storage-gb-s", "20"], ["storage_gb_s=20"], ["cluster.storage_gb_s=20"]])
+def test_keys_of_cluster_files_typed_in_a_command_name_the_file(meshwright, typed):
+    command = ["recommend", "llama3-8b", "--goal", "sft", "--gpus"]
+    error = meshwright(*command, "8xH100", *typed).err
+    assert "storage_gb_s is a key of a cluster file; write storage_gb_s = 20 in a cluster file beside gpu" in error
+    if typed[0].startswith("--"):
+        assert "storage_gb_s = 20 in own.toml" in meshwright(*command, file('gpu = "H100"'), *typed).err
+    assert meshwright(*command, file('gpu = "H100"\nstorage_gb_s = 20')).code == 0
+
+
+def test_a_budget_names_where_the_speed_of_checkpoints_is_set(meshwright):
+    typed = ("recommend", "llama3-8b", "--goal", "sft", "--gpus", "8xH100", "--tokens", "10B")
+    assert "storage_gb_s in a cluster file sets the speed" in meshwright(*typed).out

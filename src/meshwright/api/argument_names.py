@@ -233,6 +233,13 @@ def cost_limit(name: str, value: str, options: Collection[str], typed: Sequence[
     return f"no count is chosen by its cost; {missing}{unit} prints the cost{least}{time}", missing
 
 
+def key_of_cluster_file(name: str, value: str, gpus: str) -> Meant:
+    """Return that an option is a key of cluster files, and what to write in which; None for others."""
+    from meshwright.clusters.file_keys import in_cluster_file
+
+    return in_cluster_file(name, value, gpus)
+
+
 def _is_tokens(value: str) -> bool:
     try:
         return token_budget(value) is not None

@@ -94,10 +94,12 @@ def _saved(good: Answer, steps: int) -> str:
     """Return when a run writes checkpoints: in time and steps, or only at its end."""
     every = good["save_every"]
     if every and every < steps:
-        blocked = f"each blocks training for {seconds(good['blocked_s'])} s"
-        if good["storage_gb_s"] is not None:
+        blocked = f"blocks training for {seconds(good['blocked_s'])} s"
+        if good["storage_gb_s"] is None:
+            blocked = f"each {blocked}; storage_gb_s in a cluster file sets the speed"
+        else:
             written = f"is written in {seconds(good['save_s'])} s at storage_gb_s={good['storage_gb_s']:g}"
-            blocked = f"each {written} and blocks training for {seconds(good['blocked_s'])} s"
+            blocked = f"each {written} and {blocked}"
         return f"every {duration(good['save_interval_s'] / 86400)} ({plural(every, 'step')}; {blocked})"
     longer = f" (checkpoint.save_every={every} is not below its {plural(steps, 'step')})" if every else ""
     return f"{AT_END}{longer}"

@@ -13,6 +13,7 @@ from meshwright.api.argument_names import (
     NODE_NAMES,
     PER_NODE_NAMES,
     cost_limit,
+    key_of_cluster_file,
     meant_option,
     pasted,
     repeats_goal,
@@ -196,6 +197,9 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         return f"--gpus {own_gpus} says it already. ", [f"without {option}"]
     if nodes:
         return f"write {nodes}. ", [nodes]
+    of_file = key_of_cluster_file(name, value, own_gpus) if "--gpus" in options or "--gpu" in options else None
+    if of_file is not None:
+        return f"{of_file[0]}. ", [of_file[1]]
     cost = cost_limit(name, value, options, arguments)
     if cost is not None:
         return f"{cost[0]}. ", [cost[1]]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, get_args, get_origin
 
+from meshwright.clusters.file_keys import in_cluster_file
 from meshwright.errors import InputError, closest
 from meshwright.models import config_json_keys
 from meshwright.recipes.format_override import format_override
@@ -39,6 +40,8 @@ def known_keys() -> tuple[str, ...]:
 
 def unknown_key(key: str, text: str, recipe: Recipe, read: Read) -> InputError:
     """Return the error for an unknown key, with did-you-mean of keys that accept the value."""
+    if (cluster := in_cluster_file(key, text)) is not None:
+        return InputError(cluster[0], field=key, value=text, fix=[cluster[1]])
     if names_validation_data(key):
         meant = held_out_data(text)
         return InputError(f"unknown key {key}; write {meant}", field=key, value=text, fix=[meant])
