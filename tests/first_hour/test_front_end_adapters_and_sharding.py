@@ -117,6 +117,19 @@ def test_swift_shards_over_processes_not_over_the_devices_of_one(meshwright: Any
     assert not check(meshwright, "run.sh", text.replace("--deepspeed zero2", ""))["findings"]
 
 
+@pytest.mark.parametrize(
+    "launcher", ["torchrun --nproc_per_node=4", "accelerate launch --num_processes 4", "accelerate launch", "deepspeed"]
+)
+def test_a_launchers_processes_are_those_that_swift_shards_over(meshwright: Any, launcher: str) -> None:
+    text = SWIFT.replace("MORE", "").replace(
+        "NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft", f"{launcher} sft.py"
+    )
+    text = text.replace(launcher, f"CUDA_VISIBLE_DEVICES=0,1,2,3 {launcher}").replace("sft.py", "swift/cli/sft.py")
+    found = check(meshwright, "run.sh", text)
+    assert not [one for one in found["findings"] if one["severity"] == "error"]
+    assert not any("spread" in one for one in found["notes"])
+
+
 @pytest.mark.parametrize("command", ["axolotl train axo.yaml", "llamafactory-cli train lf.yaml"])
 def test_commands_that_start_a_process_per_visible_gpu_are_estimated(meshwright: Any, command: str) -> None:
     Path("axo.yaml").write_text(AXOLOTL, encoding="utf-8")

@@ -148,10 +148,13 @@ def test_config_of_accelerate_gets_the_checks_of_its_deepspeed_config(
         assert wrong.fix == ('"gradient_accumulation_steps": 4',)
     (tmp_path / "ds.json").write_text(DEEPSPEED % 64)
     assert mw.check("acc.yaml", gpus="8xH200").ok
-    # The processes of the YAML count, not the GPUs of the machine.
+    # With fewer processes than GPUs, the processes are wrong and the batch is that of all GPUs.
     (tmp_path / "acc.yaml").write_text(ACCELERATE.replace("num_processes: 8", "num_processes: 4"))
+    (wrong,) = [one for one in mw.check("acc.yaml", gpus="8xH200").findings if one.severity == "error"]
+    assert (wrong.field, wrong.fix) == ("num_processes", ("num_processes: 8",))
+    (tmp_path / "ds.json").write_text(DEEPSPEED % 48)
     found = {one.rule: one.message for one in mw.check("acc.yaml", gpus="8xH200").findings}
-    assert "4 data-parallel ranks = 32" in found["deepspeed.batch-arithmetic"]
+    assert "8 data-parallel ranks = 64" in found["deepspeed.batch-arithmetic"]
 
 
 def test_errors_of_a_deepspeed_config_have_a_fix_through_accelerate(

@@ -82,3 +82,14 @@ def test_its_own_defaults_are_those_of_its_parser() -> None:
         "zero1",
         "selective",
     )
+
+
+def test_megatron_bridges_rules_on_adapters_are_not_those_of_swift(meshwright: Any) -> None:
+    text = (
+        "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-Next-80B-A3B-Instruct --tuner_type lora \\\n"
+        " --dataset a.jsonl --tensor_model_parallel_size 2 \\\n"
+        " --expert_model_parallel_size 4 --sequence_parallel true --max_length 4096 \\\n"
+        " --micro_batch_size 1 --global_batch_size 4 --recompute_granularity full --recompute_method uniform \\\n"
+        " --recompute_num_layers 1 --packing true --num_train_epochs 1\n"
+    )
+    assert "peft.qwen3-next" not in {one["rule"] for one in checked(meshwright, text)["findings"]}

@@ -355,9 +355,9 @@ def _registered(content: Content, found: Mapping[str, object]) -> str:
 
 def _is_one_process(content: Content, front: FrontEnd | None) -> bool:
     """Return whether a script starts one process whose layers are on several GPUs."""
-    from meshwright.frameworks.front_ends.commands import spreads_layers  # imports a reader of this package
+    from meshwright.frameworks.front_ends.commands import rank_env, spreads_layers  # import a reader of this package
 
-    return front is not None and len(content.launches) == 1 and spreads_layers(front, content.launches[0].env)
+    return front is not None and len(content.launches) == 1 and spreads_layers(front, rank_env(content.launches[0]))
 
 
 def _global_batch(found: Mapping[str, object], gpus: str, is_one_process: bool) -> tuple[int, tuple[str, ...]]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 PER_NODE, VISIBLE = "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES"
+RANK_PER_DEVICE = ("accelerate", "deepspeed")  # launchers that start one process per visible device, if none is named
 FRONT_END = "front-end"  # launcher of their commands
 TRAININGS = ("sft", "pt", "rlhf", "train", "dpo", "grpo", "kto", "reward", "rloo", "bco", "cpo", "orpo", "gkd")
 """Subcommands that train."""
@@ -125,9 +126,18 @@ def gpus_of(one: FrontEnd, launch: LaunchCommand) -> GpuRequest:
     count = per_node or len(visible_devices(devices))
     if not per_node and launch.gpus_per_node is not None:
         return torchrun_gpu_request(launch)
-    if not count or spreads_layers(one, launch.env) or ("NNODES" in launch.env and nodes is None):
+    if not count or spreads_layers(one, rank_env(launch)) or ("NNODES" in launch.env and nodes is None):
         return GpuRequest()
     return GpuRequest(nodes=nodes or 1, gpus_per_node=count, source=launch.env.get(PER_NODE) or devices)
+
+
+def rank_env(launch: LaunchCommand) -> Settings:
+    """Return the variables of a command; the processes that its launcher starts are those of NPROC_PER_NODE."""
+    started = launch.gpus_per_node or launch.launcher_args.get("num-processes")
+    devices = launch.env.get(VISIBLE)
+    if started is None and devices is not None and launch.launcher in RANK_PER_DEVICE:
+        started = msgspec.structs.replace(devices, value=len(visible_devices(devices)))
+    return launch.env if started is None else {**launch.env, PER_NODE: started}
 
 
 def spreads_layers(one: FrontEnd, env: Settings) -> bool:

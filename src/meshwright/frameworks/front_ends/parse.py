@@ -25,6 +25,7 @@ from meshwright.frameworks.front_ends.commands import (
     command_settings,
     gpus_of,
     program_of,
+    rank_env,
     spreads_layers,
     subcommand_of,
     training_launch,
@@ -93,7 +94,7 @@ def parse(one: FrontEnd, content: Content) -> ParsedConfig:
         raise InputError(f"contains no training command of {one.title}", field="file", value=content.path)
     arguments = command_settings(one, content, launch)
     program = program_of(launch).split(" ")[0]
-    return _parsed(_file(one, content, arguments, gpus_of(one, launch), one.programs[program], launch.env))
+    return _parsed(_file(one, content, arguments, gpus_of(one, launch), one.programs[program], rank_env(launch)))
 
 
 class _File(msgspec.Struct, frozen=True):

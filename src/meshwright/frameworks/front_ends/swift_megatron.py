@@ -23,7 +23,8 @@ TUNER = {"tuner_type": "full"}  # where none is set; `swift sft` then trains LoR
 LENGTH = "max_length"
 OF_TRAINER = ("peft.", "data.", "checkpoint.pretrained", "train.freeze")
 """Fields that its arguments set as those of `swift sft` do."""
-ITS_OWN = ("data.packing-unsupported",)  # rules on Megatron-Bridge's data, in whose place it has loaders of its own
+ITS_OWN = ("data.packing-unsupported", "peft.qwen3-next")
+"""Rules on Megatron-Bridge's data and adapters, in whose place it has its own."""
 RATES = {"peft": 1e-4}  # by goal, of a command that names none
 RATE = 1e-5
 
