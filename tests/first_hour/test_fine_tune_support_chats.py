@@ -105,3 +105,66 @@ def test_adapters_that_peft_skips_are_reported(
 @pytest.mark.parametrize("targets", ["[q_proj, k_proj, v_proj, c_attn, W_pack]", "[q_proj, lm_head]", "all"])
 def test_lists_of_adapters_for_several_models_are_in_order(meshwright: Any, targets: str) -> None:
     assert not check(meshwright, "lf.yaml", FACTORY.replace("TARGETS", targets))["findings"]
+
+
+def records(count: int, **more: float) -> str:
+    rows = ({"loss": round(2 - step / 100, 4), "learning_rate": 2e-4, **more} for step in range(1, count + 1))
+    return "".join(f"{row}\n" for row in rows)
+
+
+def doctor(meshwright: Any, text: str, *words: str) -> dict[str, Any]:
+    Path("run.log").write_text(text, encoding="utf-8")
+    answer: dict[str, Any] = meshwright("doctor", "run.log", *words, "--json").json
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("norm", "rules"),
+    [({}, ["loss.flat"]), ({"grad_norm": 0.0}, ["loss.zero-gradients"]), ({"grad_norm": 0.4}, [])],  # the last of GRPO
+)
+def test_a_loss_of_zero_is_no_matter_of_the_learning_rate(
+    meshwright: Any, norm: dict[str, float], rules: list[str]
+) -> None:
+    found = doctor(meshwright, records(30, **{**norm, "loss": 0.0}))["findings"]
+    assert [one["rule"] for one in found] == rules
+    assert "optimizer.lr" not in str(found)
+    if not norm:
+        assert "no token is in the loss (every label is masked), or it is NaN" in found[0]["message"]
+
+
+UNSLOTH = """==((====))==  Unsloth 2025.10.3: Fast Qwen3 patching. Transformers: 4.56.2.
+   \\\\   /|    NVIDIA GeForce RTX 4090. Num GPUs = 2. Max memory: 23.516 GB. Platform: Linux.
+O^O/ \\_/ \\    Torch: 2.8.0+cu128. CUDA: 8.9. CUDA Toolkit: 12.8. Triton: 3.4.0
+==((====))==  Unsloth - 2x faster free finetuning | Num GPUs used = 1
+   \\\\   /|    Num examples = 8,000 | Num Epochs = 3 | Total steps = 750
+O^O/ \\_/ \\    Batch size per device = 2 | Gradient accumulation steps = 16
+\\        /    Data Parallel GPUs = 1 | Total batch size (2 x 16 x 1) = 32
+ "-____-"     Trainable parameters = 87,293,952 of 8,278,029,312 (1.05% trained)
+"""
+
+
+def test_the_banner_of_unsloth_is_read(meshwright: Any) -> None:
+    answer = doctor(meshwright, UNSLOTH + records(40), "--model", "qwen3-8b")
+    assert (answer["gpus"], answer["total_steps"]) == ("1xRTX4090", 750)
+    assert "the log states 87,293,952 trainable parameters of 8.19B: adapters are assumed" in " ".join(answer["notes"])
+    printed = "trainable params: 87,293,952 || all params: 8,278,029,312 || trainable%: 1.0545\n"
+    answer = doctor(meshwright, printed + records(40), "--model", "qwen3-8b", "--gpus", "1x4090")
+    assert "the log states 87,293,952 trainable parameters" in " ".join(answer["notes"])
+
+
+OUT_OF_MEMORY = """  File "/home/u/trl/trainer/sft_trainer.py", line 1100, in compute_loss
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.52 GiB of \
+which 1.83 GiB is free. Including non-PyTorch memory, this process has 21.67 GiB memory in use. Of the allocated \
+memory 20.11 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated.
+"""
+
+
+@pytest.mark.parametrize("option", ["--model", "--recipe"])
+def test_steps_on_a_card_that_cannot_hold_all_weights_were_of_adapters(meshwright: Any, option: str) -> None:
+    answer = doctor(meshwright, records(40) + OUT_OF_MEMORY, option, "qwen3-8b", "--gpus", "1x4090")
+    assert answer["recipe"] == "qwen3_8b_peft_config"
+    (found,) = (one for one in answer["findings"] if one["rule"] == "memory.out-of-memory")
+    assert "--goal sft" not in str(found["remedies"])
+    assert "adapters are assumed, --goal peft" in " ".join(answer["notes"])
+    answer = doctor(meshwright, records(40) + OUT_OF_MEMORY, option, "qwen3-8b", "--gpus", "1x4090", "--goal", "sft")
+    assert answer["recipe"] == "qwen3_8b_sft_config"

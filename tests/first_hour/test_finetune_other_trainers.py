@@ -162,7 +162,7 @@ def test_doctor_says_that_all_weights_were_not_trained_where_they_do_not_fit(her
     (here / "trainer.log").write_text("".join(lines))
     words = ("doctor", "trainer.log", "--gpus", "1xRTX4090", "--json")
     notes = meshwright(*words, "--model", "qwen3-8b").json["notes"]
-    assert any("if it trained adapters, add --goal lora or --goal qlora" in one for one in notes)
+    assert any("adapters are assumed, --goal peft; --goal qlora" in one for one in notes)
     for named in (("--model", "qwen3-8b", "--goal", "qlora"), ("--model", "qwen3-600m")):
         assert not [one for one in meshwright(*words, *named).json["notes"] if "training all weights" in one]
 

@@ -219,12 +219,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
         _require_same_model(run, request)
-        goal, goal_note = logged_goal(run, request.recipe or request.model or "")
-        if request.goal is None and goal is not None:
-            request = msgspec.structs.replace(request, goal=goal)
-        else:
-            goal_note = ""
-        case, reduced = _requested_case(run, request, gpus or _gpus_that_ran(run, request.recipe), overrides)
+        case, reduced, goal_note = _case_with_goal(run, request, gpus or _gpus_that_ran(run, request.recipe), overrides)
         notes = tuple(assumptions(run, case, overrides, reduced))
         if (closest := closest_recipe(case)) and request.recipe is None:
             notes = (f"{case.model.name} has no recipe: other settings are those of {closest}", *notes)
@@ -234,13 +229,29 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         other = contradicting_model(run, case.model)
         notes = (*((f"{other}: the estimate is for the latter",) if other else ()), *notes)
         notes = (goal_note, *notes) if goal_note else notes
-        if request.goal is None and request.recipe is None and (impossible := impossible_goal(run, case)):
-            notes = (impossible, *notes)
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"{gpus_unknown(run)}: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None:
         _require_same_gpus(run, case)
     return case, notes
+
+
+def _case_with_goal(
+    run: Run, request: requests.Doctor, gpus: str | None, overrides: tuple[str, ...]
+) -> tuple[Case, str | None, str]:
+    """Return the requested case with the goal of the user or the one that the log implies, and a note on the latter."""
+    target = request.recipe or request.model or ""
+    goal, note = logged_goal(run, target) if request.goal is None else (None, "")
+    case, reduced = _requested_case(run, msgspec.structs.replace(request, goal=goal or request.goal), gpus, overrides)
+    is_open = request.goal is None and not run.header.file and not index.is_known(target)
+    if not is_open or not (reason := impossible_goal(run, case)):
+        return case, reduced, note
+    if run.kind != "transformers":
+        adapters = "if it trained adapters, add --goal lora or --goal qlora"
+        return case, reduced, f"{reason}: {adapters}; offloading is layout.offload"
+    case, reduced = _requested_case(run, msgspec.structs.replace(request, goal="peft"), gpus, overrides)
+    others = "--goal qlora for weights in 4 bits, --goal sft layout.offload=optimizer for offloading"
+    return case, reduced, f"{reason}: adapters are assumed, --goal peft; {others}"
 
 
 def _gpus_that_ran(run: Run, target: str | None) -> str | None:

@@ -28,7 +28,7 @@ def impossible_goal(run: Run, case: Case) -> str:
         return ""
     return (
         f"training all weights needs {state:,.0f} GiB of weights and optimizer state per GPU, and the run took steps "
-        f"in {capacity:,.0f} GiB: if it trained adapters, add --goal lora or --goal qlora; offloading is layout.offload"
+        f"in {capacity:,.0f} GiB"
     )
 
 

@@ -31,6 +31,9 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     rows = before_nan(stats)
     if stats.uses_mock_data or len(rows) < MIN_LINES or any(map(stats.findings_of, (loss.diverged, loss.diverging))):
         return
+    if all(step.loss == 0 for step in rows):
+        yield from _all_zero(stats, rows)
+        return
     if (still := unmoved(stats, rows)) is not None:
         yield still
         return
@@ -65,6 +68,26 @@ def flat(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=fixes,
     )
+
+
+def _all_zero(stats: RunStats, rows: Sequence[Step]) -> Iterator[Finding]:
+    """Yield that a loss is exactly 0 from the start; a log with gradient norms shows by them whether it learns."""
+    if any(step.grad_norm is not None for step in rows):
+        return  # of 0: loss.zero-gradients; of others: the loss of GRPO and its like is 0 at first
+    yield Finding(
+        id="loss.flat",
+        severity="error",
+        message=f"the loss is exactly 0 in all {plural(len(rows), 'log line')}: no token is in the loss (every label "
+        "is masked), or it is NaN, which transformers' Trainer logs as 0",
+        steps=(rows[0].first, rows[-1].step),
+        lines=(stats.location(rows[0]), stats.location(rows[-1])),
+        evidence=(Evidence("lines with a loss of 0", float(len(rows)), "", float(len(rows)), "lines"),),
+        remedies=(
+            remedies.advice("inspect labels and loss masks of a few samples", why="masked tokens have no loss: a chat "
+                "template without the marks of the answers, or answers that the length cuts off"),
+            remedies.advice("log NaN as NaN: logging_nan_inf_filter: false", why="shows whether the loss is NaN"),
+        ),
+    )  # fmt: skip
 
 
 def flat_needs(stats: RunStats) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from meshwright import json_text
+from meshwright.display import plural
 from meshwright.doctor.formats.deepspeed import OVERFLOW, Overflows
 from meshwright.doctor.formats.derived_steps import Range, derive, per_epoch, total_of
 from meshwright.doctor.formats.steps import Steps
@@ -48,12 +49,14 @@ PASSED = re.compile(r"'elapsed_time': '([^'{}]{1,40})'")
 WORDS = re.compile(r"(\d+)([dhms])")
 UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 STATED = {
-    "total_steps": re.compile(r"Total optimization steps ?= ?([\d,]+)"),
-    "batch": re.compile(r"Total train batch size[^=]*= ?([\d,]+)"),
-    "micro_batch": re.compile(r"Instantaneous batch size per device ?= ?([\d,]+)"),
-    "accumulated": re.compile(r"Gradient Accumulation steps ?= ?([\d,]+)"),
+    "total_steps": re.compile(r"Total (?:optimization )?steps ?= ?([\d,]+)"),
+    "batch": re.compile(r"Total (?:train )?batch size[^=]*= ?([\d,]+)"),
+    "micro_batch": re.compile(r"\b(?:Instantaneous b|B)atch size per device ?= ?([\d,]+)"),
+    "accumulated": re.compile(r"Gradient [Aa]ccumulation steps ?= ?([\d,]+)"),
     "examples": re.compile(r"Num examples ?= ?([\d,]+)"),
-    "trainable": re.compile(r"Number of trainable parameters ?= ?([\d,]+)"),
+    "trainable": re.compile(
+        r"(?:Number of trainable|\bTrainable) parameters ?= ?([\d,]+)|\btrainable params: ([\d,]+) \|\|"
+    ),
 }
 RECOMPUTES = re.compile(r"`use_cache=True` is incompatible with gradient checkpointing")
 """Numbers that the Trainer prints before its first step; after a restart with a smaller batch the last ones count."""
@@ -64,7 +67,11 @@ FRONT_ENDS = {
     "trl": re.compile(r"/trl/(?:trainer|scripts)/"),
 }
 """Messages and paths of the front ends that train with the Trainer; TRL last, whose trainers the others use."""
-WORLD = re.compile(r"(?:world_size|Num(?:ber of)? (?:processes|GPUs)) ?[=:] ?(\d+)", re.IGNORECASE)
+WORLD = re.compile(
+    r"(?:world_size|Num(?:ber of)? (?:processes|GPUs(?: used)?)) ?[=:] ?(\d+)\b(?!\. Max memory)", re.IGNORECASE
+)
+GPU = re.compile(r"/\|\s+(\w[\w -]*)\. Num GPUs = \d+\. Max memory")
+"""The GPU in Unsloth's banner, which also has the number of those that the machine has."""
 NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -137,6 +144,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
     known_total = next((record.total for record in reversed(records) if record.total), None)
     stated["total_steps"] = stated["total_steps"] or known_total or 0
     header = msgspec.structs.replace(_header(world, stated), front_end=_front_end(lines))
+    if gpu := next((found[1] for line in lines if "Num GPUs" in line.text and (found := GPU.search(line.text))), ""):
+        header = msgspec.structs.replace(header, gpu=gpu)
     if any("use_cache" in line.text and RECOMPUTES.search(line.text) for line in lines):
         header = msgspec.structs.replace(header, overrides={**header.overrides, "layout.recompute": "full"})
     for record in records:
@@ -153,8 +162,10 @@ def _front_end(lines: Sequence[Line]) -> str:
 
 def _stated(text: str) -> dict[str, int]:
     """Return the number that a line before the first step states, by its name."""
-    found = ((name, pattern.search(text)) for name, pattern in STATED.items() if " = " in text)
-    return {name: int(match[1].replace(",", "")) for name, match in found if match}
+    if " = " not in text and " || " not in text:
+        return {}
+    found = ((name, pattern.search(text)) for name, pattern in STATED.items())
+    return {name: int(match[match.lastindex or 1].replace(",", "")) for name, match in found if match}
 
 
 def _header(world: int | None, stated: Mapping[str, int]) -> RunHeader:
@@ -329,8 +340,8 @@ def _from_epochs(
         record.at_s = step * runtime / total if runtime else None
     about = "" if found.sure else "about "
     notes.append(
-        f"the log has no step numbers: {about}{found.every:,} steps per record follow from the epochs and {source}"
-        + ("" if found.sure else "; the steps here are approximate")
+        f"the log has no step numbers: {about}{plural(found.every, 'step')} per record follow from the epochs and "
+        f"{source}" + ("" if found.sure else "; the steps here are approximate")
     )
     return total
 
