@@ -220,8 +220,17 @@ def test_an_exports_fix_that_leads_to_another_error_is_the_repair_of_all() -> No
     assert not call(*with_overrides(words, plan["fix"])).errors
 
 
-def test_advice_on_memory_keeps_the_degrees_of_its_plan() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("llama3-70b", "--gpus", "8xH100", "--goal", "peft"),
+        ("gemma3_1b", "--gpus", "1xRTX4090", "--goal", "pretrain", "--engine", "automodel"),
+        ("nemotronh-4b", "--gpus", "2xA6000", "--goal", "pretrain", "precision.fp8_gather=false"),
+        ("qwen3-30b-a3b", "--gpus", "1xH100", "--goal", "peft", "layout.defer_grad_sync=true"),
+    ],
+)
+def test_advice_on_memory_holds_what_the_next_search_would_change(words: tuple[str, ...]) -> None:
     result = Result()
-    try_mistake(["recommend", "llama3-70b", "--gpus", "8xH100", "--goal", "peft"], result)
+    try_mistake(["recommend", *words], result)
     assert result.fixes
     assert not result.refused, report(result)

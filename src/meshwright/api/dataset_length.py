@@ -18,7 +18,7 @@ from meshwright.api.paths import looks_like_path, several_files
 from meshwright.display import plural, short_number
 from meshwright.errors import InputError
 from meshwright.notes import no_notes
-from meshwright.planner import Plan, Suggestion, examine
+from meshwright.planner import Plan, Suggestion, examine, held_in_a_search
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -276,7 +276,8 @@ def _with_counted_steps(plan: Plan) -> Plan:
     typed = {recipe_fields()[change.field].flat for change in plan.changes if change.why.startswith("requested")}
     findings, repair = examine(counted, typed, stated=plan.question.stated)
     kept = tuple(one for one in plan.suggestions if not _leaves_few_steps(one, counted))
-    return msgspec.structs.replace(plan, findings=findings, repair=repair, repaired=None, suggestions=kept)
+    held = held_in_a_search(findings, counted)
+    return msgspec.structs.replace(plan, findings=held, repair=repair, repaired=None, suggestions=kept)
 
 
 def _leaves_few_steps(suggestion: Suggestion, counted: Case) -> bool:

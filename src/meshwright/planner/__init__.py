@@ -15,7 +15,7 @@ from meshwright.planner.explain import reasons
 from meshwright.planner.faster_step import TITLE as FASTER_STEP
 from meshwright.planner.fewer_nodes import TITLES as FEWER_NODES
 from meshwright.planner.fewer_nodes import node_note
-from meshwright.planner.findings import examine
+from meshwright.planner.findings import examine, held_in_a_search
 from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.micro_batch import with_fastest_micro_batch
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
@@ -90,6 +90,7 @@ __all__ = [
     "find_repair",
     "find_repair_of_file",
     "fitting_batch",
+    "held_in_a_search",
     "layout_fix",
     "moved_to",
     "much_faster_step",

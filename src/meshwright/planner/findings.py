@@ -58,6 +58,23 @@ def examine(
     return Examined(tuple(every), as_repair(case, change, fixable, typed))
 
 
+OF_MEMORY = ("micro_batch_size", "recompute", "recompute_modules", "recompute_layers", "offload")
+"""Fields with which a search uses the memory that a fix frees."""
+
+
+def held_in_a_search(findings: Iterable[Finding], case: Case) -> tuple[Finding, ...]:
+    """Return the findings of a plan; fixes that save memory also state what the next search would change for it."""
+    return tuple(_held(one, case) if one.rule in FOR_MEMORY and one.fix else one for one in findings)
+
+
+def _held(finding: Finding, case: Case) -> Finding:
+    after = case.rebuild(override.apply_fix(case.recipe, finding.fix))
+    known = {one.partition("=")[0] for one in finding.fix}
+    kept = as_overrides({name: value for name in OF_MEMORY if (value := getattr(after, name)) and value != "none"})
+    more = (one for one in kept if one.partition("=")[0] not in known)
+    return msgspec.structs.replace(finding, fix=(*finding.fix, *more))
+
+
 def _with_errors(case: Case, typed: Collection[str], severities: Sequence[Severity]) -> Examined:
     """Return the findings of a case that cannot run: every error has the same fix, and advice waits for a layout."""
     change = find_repair(case, typed)

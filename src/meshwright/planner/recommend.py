@@ -17,7 +17,7 @@ from meshwright.planner.faster_step import FAST_FIELDS, fast_values, faster_step
 from meshwright.planner.fewer_nodes import fewer_nodes, is_worth
 from meshwright.planner.fewer_nodes import title as fewer_title
 from meshwright.planner.fewer_nodes import why as why_fewer
-from meshwright.planner.findings import examine
+from meshwright.planner.findings import examine, held_in_a_search
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers, without_offload
 from meshwright.planner.micro_batch import with_fastest_micro_batch, with_freed_memory
@@ -263,6 +263,7 @@ def plan_with(
     if nothing_fits and not baseline.pinned and _same_search(baseline.case, case):
         note_no_layout_fix(case)
     findings, repair = examine(case, _typed(baseline), stated=baseline.question.stated)
+    findings = held_in_a_search(findings, case) if chosen else findings
     return Plan(
         question=baseline.question,
         base=baseline.base,
