@@ -255,7 +255,7 @@ def _until_accepted(words: Sequence[str], error: dict[str, Any], result: Result)
 
 def _try_findings(words: Sequence[str], answer: Answer, result: Result) -> None:
     for finding in answer.findings:
-        if not finding["fix"]:
+        if not finding["fix"] or any(is_open(one) for one in finding["fix"]):
             result.without += 1
             continue
         result.fixes += 1
@@ -308,7 +308,12 @@ def _try_together(words: Sequence[str], answer: Answer, result: Result) -> None:
 def _fixes_of_errors(answer: Answer) -> list[str]:
     """Return the fixes of all errors; of two for one field, the last, as a user who edits one after the other."""
     fixes = {own_key(fix): fix for one in answer.findings if one["severity"] == "error" for fix in one["fix"]}
-    return list(fixes.values())
+    return [fix for fix in fixes.values() if not is_open(fix)]
+
+
+def is_open(fix: str) -> bool:
+    """Return whether a fix has a value that only the user knows: train.steps=N."""
+    return fix.partition("=")[2].isupper()
 
 
 # Mistakes.

@@ -214,6 +214,21 @@ def test_a_model_that_a_framework_cannot_split_is_one_error_and_the_repair_resol
     assert not call(*with_overrides(words, answer.json["repair"]["overrides"])).errors
 
 
+def test_a_config_that_only_the_repair_has_is_no_error_of_its_own() -> None:
+    words = (
+        "check",
+        "nemotron_3_nano_sft_config",
+        "--gpus",
+        "6xH100",
+        "--engine",
+        "deepspeed",
+        "layout.strategy=fsdp2",
+    )
+    assert call(*words).errors == {"batch.divides", "memory.peak", "topology.expert-mesh"}
+    words = ("check", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--engine", "torchtitan", "train.epochs=2")
+    assert "engine.no-config" in call(*words).errors
+
+
 def test_an_exports_fix_that_leads_to_another_error_is_the_repair_of_all() -> None:
     words = ("export", "deepseek_v3_pretrain_config_32nodes", "--gpus", "72xGB200", "--to", "automodel")
     plan = next(one for one in call(*words).findings if one["rule"] == "automodel.expert-plan")

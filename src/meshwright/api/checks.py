@@ -163,17 +163,15 @@ def _refuse_several(request: requests.Check) -> None:
 
 
 def _with_config(result: RecipeCheckResult) -> RecipeCheckResult:
-    """Return the result with an error if the framework of the engine has no config for the job.
-
-    A field with an error of a rule has one already, whose fix is part of the repair.
-    """
+    """Return the result with an error if the framework of the engine has no config for the job, or for its repair."""
     if result.engine not in CONFIGS:
         return result
+    repair = result.repair.overrides if result.repair is not None else ()
     try:
-        exported_for(result.engine, result.recipe, result.model, result.cluster)
+        exported_for(result.engine, override.apply_fix(result.recipe, repair), result.model, result.cluster)
     except InputError as error:
         if error.field in {one.field for one in result.findings if one.severity == "error"}:
-            return result
+            return result  # reported, and no layout resolves it
         fix = tuple(one for one in error.fix if "=" in one and not one.startswith("--"))
         other = "" if fix else "choose another engine: meshwright compare lists those that run it"
         message = f"no config of {CONFIGS[result.engine]} can express this job: {error.reason}"
