@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,33 @@ def test_steps_on_a_card_that_cannot_hold_all_weights_were_of_adapters(meshwrigh
     assert "adapters are assumed, --goal peft" in " ".join(answer["notes"])
     answer = doctor(meshwright, records(40) + OUT_OF_MEMORY, option, "qwen3-8b", "--gpus", "1x4090", "--goal", "sft")
     assert answer["recipe"] == "qwen3_8b_sft_config"
+
+
+ROW = {"messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}], "tools": [{}]}
+LINES = f"{json.dumps(ROW)}\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("nested.json", json.dumps({"data": {"train": [ROW, ROW]}})),
+        ("splits.json", json.dumps({"train": [ROW, ROW], "test": [ROW]})),
+        ("by_id.json", json.dumps({"c1": ROW, "c2": ROW})),
+        ("over_lines.jsonl", f"{json.dumps(ROW, indent=2)}\n" * 2),
+        ("windows.jsonl", LINES.encode("utf-16")),
+    ],
+)
+def test_the_fix_of_a_file_that_is_no_list_of_rows_works(meshwright: Any, name: str, data: str | bytes) -> None:
+    Path(name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    answer = meshwright("check", name, "--json").json
+    (found,) = answer["findings"]
+    command, _, dataset = found["no_fix"].split(" | ")[0].partition(", then --dataset ")
+    subprocess.run(["sh", "-c", command], check=True)
+    kept = meshwright("check", dataset, "--json").json
+    assert kept["ok"], kept
+    assert "2 conversations" in " ".join(kept["notes"])
+
+
+def test_a_config_with_conversations_beside_other_keys_is_a_dataset(meshwright: Any) -> None:
+    Path("chats.json").write_text(json.dumps({"model": "gpt", "conversations": [ROW]}))
+    assert "1 conversation" in " ".join(meshwright("check", "chats.json", "--json").json["notes"])

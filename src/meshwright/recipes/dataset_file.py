@@ -12,6 +12,9 @@ DATA_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".csv", ".tsv", ".parquet")  # t
 START_BYTES = 1 << 16  # of a .json file, which show what it is
 ONLY_LIST = re.compile(rb'\{\s*"(?:data|rows|examples|samples|train|conversations)"\s*:\s*\[\s*\{')
 LIST_OF_ROWS = re.compile(rb'\[\s*(?:[{"\]]|$)')  # a row is an object; check reports one that is a text
+MESSAGES = re.compile(
+    rb'"(?:messages|conversations)"\s*:\s*\[\s*\{\s*"(?:role|from|content|value)"\s*:'
+)  # at any depth
 JSON_LINES = re.compile(rb"\{[^\n]*\}\r?\n\{")
 
 
@@ -24,9 +27,10 @@ def is_dataset_file(target: object) -> bool:
 
 
 def _has_rows(path: Path) -> bool:
-    """Return whether a .json file is a list of rows, or an object with nothing but one; configs are objects."""
+    """Return whether a .json file is a list of rows, an object with nothing but one, or one with conversations."""
     if path.suffix.lower() != ".json":
         return False
     with path.open("rb") as file:
         start = file.read(START_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
-    return bool(LIST_OF_ROWS.match(start)) or bool(ONLY_LIST.match(start)) or bool(JSON_LINES.match(start))
+    starts = (LIST_OF_ROWS, ONLY_LIST, JSON_LINES)
+    return any(one.match(start) for one in starts) or bool(MESSAGES.search(start))

@@ -18,7 +18,7 @@ import msgspec
 
 from meshwright import json_text
 from meshwright.display import plural
-from meshwright.engine.data import csv_format
+from meshwright.engine.data import csv_format, json_fixes
 from meshwright.engine.data.column_schemas import known_columns
 from meshwright.errors import InputError, unknown
 from meshwright.extras import not_installed
@@ -322,12 +322,12 @@ def _jsonl(path: Path, start: int) -> RowIterator:
                 continue
             try:
                 row = decoder.decode(line)
-            except RecursionError:
-                yield where, row_error(where, str(json_text.NestingError()))
-                continue
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                fix = csv_format.utf8_fix(path) if "utf-8" in str(error).lower() and path.suffix != ".gz" else ()
-                yield where, row_error(where, f"not JSON: {error}", fix)
+            except (RecursionError, msgspec.DecodeError, UnicodeDecodeError) as error:
+                reason = str(json_text.NestingError()) if isinstance(error, RecursionError) else f"not JSON: {error}"
+                refused = row_error(where, reason, json_fixes.not_json_fix(path, error))
+                if seen == 1 and refused.fix:  # the whole file is written so
+                    raise refused from None
+                yield where, refused
                 continue
             yield where, _object(where, row)
 
@@ -343,11 +343,11 @@ def _json(path: Path, start: int) -> RowIterator:
         if text.lstrip().startswith(b"{") and b"\n{" in text:  # JSON lines in a .json file
             yield from _jsonl(path, start)
             return
-        raise row_error(str(path), f"not JSON: {error}") from None
+        raise row_error(str(path), f"not JSON: {error}", json_fixes.not_json_fix(path, error)) from None
     if isinstance(rows, dict) and len(lists := [value for value in rows.values() if isinstance(value, list)]) == 1:
         rows = lists[0]
     if not isinstance(rows, list):
-        raise row_error(str(path), "the file must contain a list of samples")
+        raise row_error(str(path), "the file must contain a list of samples", json_fixes.no_list_fix(path, rows))
     for number, row in enumerate(rows):
         where = f"{path}[{number}]"
         yield where, None if number < start else _object(where, row)
