@@ -199,4 +199,36 @@ def test_the_fix_of_a_file_that_is_no_list_of_rows_works(meshwright: Any, name: 
 
 def test_a_config_with_conversations_beside_other_keys_is_a_dataset(meshwright: Any) -> None:
     Path("chats.json").write_text(json.dumps({"model": "gpt", "conversations": [ROW]}))
-    assert "1 conversation" in " ".join(meshwright("check", "chats.json", "--json").json["notes"])
+    assert "1 conversation (" in " ".join(meshwright("check", "chats.json", "--json").json["notes"])
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("lora_alpha: -16", "lora_alpha: 16"),
+        ("lora_dropout: 5", "lora_dropout: 0.05"),
+        ("weight_decay: -0.1", "weight_decay: 0.1"),
+    ],
+)
+def test_numbers_that_peft_and_torch_refuse_are_reported(meshwright: Any, line: str, fix: str) -> None:
+    text = FACTORY.replace("TARGETS", "all")
+    (found,) = check(meshwright, "lf.yaml", f"{text}{line}\n")["findings"]
+    assert (found["severity"], found["fix"]) == ("error", [fix])
+    assert not check(meshwright, "lf.yaml", f"{text}{fix}\n")["findings"]
+    assert not check(meshwright, "lf.yaml", f"{text}lora_alpha: 0\n")["findings"]  # twice the rank, for LLaMA-Factory
+
+
+def test_a_dropped_conversation_is_not_counted_as_truncated_too(meshwright: Any) -> None:
+    long = {"messages": [{"role": "user", "content": "a" * 300}, {"role": "assistant", "content": "b"}]}
+    Path("chats.jsonl").write_text(f"{json.dumps(long)}\n{json.dumps(ROW)}\n")
+    words = ("samples", "qwen3_600m_sft_config", "--dataset", "chats.jsonl", "data.tokenizer=bytes")
+    answer = meshwright(*words, "data.seq_length=200")
+    assert "of 2 conversations 1 is dropped" in answer.err
+
+
+def test_rows_that_are_refused_and_rows_that_are_dropped_are_listed_at_once(meshwright: Any) -> None:
+    empty = {"messages": [{"role": "user", "content": "Where?"}]}
+    Path("chats.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in (ROW, {"messages": []}, empty, empty)))
+    (found,) = meshwright("check", "chats.jsonl", "--json").json["findings"]
+    assert "chats.jsonl:2: column messages must contain a list" in found["message"]
+    assert "2 rows more would be dropped, first chats.jsonl:3: no message has the role assistant" in found["message"]

@@ -228,8 +228,9 @@ def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
         parts = ", ".join(f"{part} from {name}" for part, name in found.columns.items() if part in REQUIRED)
         is_text = "text" in found.columns
         findings = (*(_refused_in_pretraining(recipe, target) if is_text else ()), *_dropped(found, "data.dataset"))
-        kind = "texts" if is_text else "conversations"
-        counted = f"{found.rows:,} {kind}" + ("" if found.complete else ", the first of the file")
+        counted = plural(found.rows, "text" if is_text else "conversation") + (
+            "" if found.complete else ", the first of the file"
+        )
         unused = f"; not used: {', '.join(found.unused)}" if found.unused else ""
         repeated = (
             f"{plural(len(found.duplicates), 'repeated row')}: {some(found.duplicates, 3)}; "

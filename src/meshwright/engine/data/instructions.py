@@ -141,10 +141,11 @@ def _build_source(
 
 def warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None:
     """Warn of many conversations that do not fit into a sample."""
-    cut, dropped = stats.truncated, stats.too_long + stats.no_targets
+    cut, dropped = max(0, stats.truncated - stats.no_targets), stats.too_long + stats.no_targets
     if cut + dropped <= FEW_TRUNCATED * stats.rows:
         return
-    counts = [f"{cut} are truncated" * (cut > 0), f"{dropped} are dropped" * (dropped > 0)]
+    verbs = {"truncated": cut, "dropped": dropped}
+    counts = [f"{count} {'is' if count == 1 else 'are'} {verb}" * (count > 0) for verb, count in verbs.items()]
     what = f"of {stats.rows} conversations {' and '.join(filter(None, counts))}"
     most, share, all_ = stats.fitting()
     fits = "fits all" if most == all_ else f"fits {floor(100 * share)}% of the conversations, {all_} all"

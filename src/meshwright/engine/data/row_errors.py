@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.display import plural
 from meshwright.engine.data.conversations import (
     REQUIRED,
     Conversation,
@@ -110,7 +111,11 @@ def check_rows(
             continue
         untrainable += [f"{where}: {reason}"] if reason else []
     if bad or unread:
-        raise joined([plain(error) for error in (*bad, *unread)], read + len(unread))
+        refused = joined([plain(error) for error in (*bad, *unread)], read + len(unread))
+        if not untrainable:
+            raise refused
+        dropped = f"{plural(len(untrainable), 'row')} more would be dropped, first {untrainable[0]}"
+        raise InputError(f"{refused.reason}; {dropped}", refused.field, refused.value, refused.fix)
     if len(untrainable) == read:
         reason = f"{read} dropped: {read} without target tokens, first {untrainable[0]}"
         raise InputError(f"none of its {read} rows has target tokens; {reason}", field=FIELD, value=rows.name)

@@ -20,14 +20,24 @@ POSITIVE = {
     "cutoff_len": "a sample has at least one token",
     "lora_r": "peft refuses a rank below 1",
     "lora_rank": "peft refuses a rank below 1",
+    "lora_alpha": "peft multiplies the adapters' output by it, so that 0 trains nothing",
 }
 """Arguments that must be above 0, with the reason."""
 DEFAULTS = {
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"), 1),
     **dict.fromkeys(("max_length", "cutoff_len"), 2048),
     **dict.fromkeys(("lora_r", "lora_rank"), 8),
+    "lora_alpha": 16,
 }
 """What replaces 0 or -1 in a fix: the libraries' defaults, and one epoch."""
+NOT_NEGATIVE = {
+    "learning_rate": "",
+    "warmup_steps": ": transformers' Trainer refuses to start",
+    "weight_decay": ": torch's optimizers refuse it",
+}
+SHARES = {"warmup_ratio": "it is a share of all steps", "lora_dropout": "torch refuses another probability"}
+"""Arguments that must be between 0 and 1, with the reason."""
+BY_DEFAULT_AT_0 = {("llama-factory", "lora_alpha")}  # hparams/finetuning_args.py: lora_alpha or lora_rank * 2
 PERCENT = 100
 EXCLUSIVE = {
     ("bf16", "fp16"): "transformers accepts one of bf16 and fp16",
@@ -44,17 +54,17 @@ def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[s
         argument = one.names.get(key, "")
         if _was_unlimited(one, values, key):
             continue
-        if argument in POSITIVE and (number := _number(value)) is not None and number <= 0:
+        number = _number(value)
+        if number is None:
+            if argument == "learning_rate" and _is_word(one, key, value):
+                yield key, "expected a number", ""
+        elif argument in POSITIVE and number <= 0 and not (number == 0 and (one.name, argument) in BY_DEFAULT_AT_0):
             if argument != "num_train_epochs" or (_number(values.get("max_steps")) or 0) <= 0:
                 yield key, f"must be above 0: {POSITIVE[argument]}", _above_zero(argument, number)
-        elif argument == "learning_rate" and (number := _number(value)) is not None and number < 0:
-            yield key, "must not be negative", f"{-number:g}"
-        elif argument == "warmup_steps" and (number := _number(value)) is not None and number < 0:
-            yield key, "must not be negative: transformers' Trainer refuses to start", f"{-number:g}"
-        elif argument == "learning_rate" and _is_word(one, key, value):
-            yield key, "expected a number", ""
-        elif key == "warmup_ratio" and (number := _number(value)) is not None and not 0 <= number <= 1:
-            yield key, "must be in [0, 1]: it is a share of all steps", _share(number)
+        elif argument in NOT_NEGATIVE and number < 0:
+            yield key, f"must not be negative{NOT_NEGATIVE[argument]}", f"{-number:g}"
+        elif (name := argument or key) in SHARES and not 0 <= number <= 1:
+            yield key, f"must be in [0, 1]: {SHARES[name]}", _share(number)
     for (first, second), reason in EXCLUSIVE.items():
         if all(str(values.get(key)).lower() == "true" for key in (first, second)):
             yield second, f"{first} is true as well: {reason}", "false"
