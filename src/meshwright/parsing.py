@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from meshwright.errors import InputError, unknown
@@ -42,6 +43,12 @@ def token_budget(tokens: float | str | None) -> float | None:
         fix = ("--tokens 15T", "--tokens 300B", "--tokens 1e12")
         raise InputError("must be a number such as 15e12, 300B or 15T", field="tokens", value=tokens, fix=fix)
     return count
+
+
+def exact_number(text: str) -> Fraction | None:
+    """Return the value of 200B, 2e9, 0.01 or 010, which is 10; None for another text."""
+    found = re.fullmatch(_TOKENS, text.strip().lower())
+    return Fraction(found[1].replace(",", "").replace("_", "")) * int(_scale(found[2])) if found else None
 
 
 def days_of(text: str) -> float | None:

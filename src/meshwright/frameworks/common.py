@@ -33,6 +33,13 @@ FOLDERS = {
     "kempnerforge": ("checkpoint.dir", "", ""),
 }
 """Keys of the folder that a run saves to, of the one that it loads, and of the use of only its weights."""
+STATE_LEFT_OUT = {
+    "megatron_lm": {"no_load_optim": True, "no_load_rng": True},
+    "megatron_bridge": {"checkpoint.load_optim": False, "checkpoint.load_rng": False},
+}
+"""Keys and values with which a start does not load all of the training state."""
+INITIAL_WEIGHTS = {"megatron-lm": "pretrained_checkpoint", "megatron-bridge": "checkpoint.pretrained_checkpoint"}
+"""Key of the weights that only the first start loads, by framework: later ones find a checkpoint of the run itself."""
 ASSUMED_VOCABULARY = "the vocabulary size depends on the tokenizer: assumed"  # start of a note
 DEFAULT_VOCABULARY = "--tokenizer-type is not set"  # start of a note on the vocabulary of the framework's default
 KEEP_ALL = 1_000_000  # checkpoint.keep of a framework that deletes none

@@ -18,6 +18,8 @@ from meshwright.frameworks.launch_threads import too_many_threads
 from meshwright.frameworks.launch_variables import bad_variables
 from meshwright.frameworks.separate_runs import RULE as SEPARATE
 from meshwright.frameworks.separate_runs import separate_runs
+from meshwright.frameworks.shell_numbers import RULE as ARITHMETIC
+from meshwright.frameworks.shell_numbers import arithmetic_findings
 from meshwright.frameworks.task_ranks import RULE as RANKS
 from meshwright.frameworks.task_ranks import missing_ranks
 from meshwright.frameworks.types import SourcedValue, as_int
@@ -65,6 +67,8 @@ RULES = (
                "the shell removes the quotes of a command, not those inside a string that a variable holds"),
     LaunchRule(cut_commands.RULE, "warning", "--learning_rate: command not found, after a training without it",
                "a line of the command has no backslash, blanks after it, or is followed by an empty line or a comment"),
+    LaunchRule(ARITHMETIC, "error", "value too great for base, or syntax error: invalid arithmetic operator",
+               "bash computes with integers: 200B, 200e9 and 0.01 are none"),
     LaunchRule("launch.signal", "warning", "the job ends at its time limit without a checkpoint of the last steps",
                "the signal before the time limit reaches nothing that saves"),
 )  # fmt: skip
@@ -79,7 +83,8 @@ SEVERITY = {one.id: one.severity for one in RULES}
 
 def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
     """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
-    quoted = [*cut_commands.cut_findings(content), *_literal_quotes(content), *_signal(content, parsed)]
+    quoted = [*cut_commands.cut_findings(content), *arithmetic_findings(content), *_literal_quotes(content)]
+    quoted += _signal(content, parsed)
     any_launch = imported_launch(content, parsed)
     given_on = cluster if gpus is not None else None
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from meshwright.costs import Estimate
 from meshwright.display import duration, plural
 from meshwright.errors import InputError
-from meshwright.frameworks.common import FOLDERS, KEEP_ALL, value_or_default
+from meshwright.frameworks.common import FOLDERS, INITIAL_WEIGHTS, KEEP_ALL, STATE_LEFT_OUT, value_or_default
+from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.to_recipe import ImportedRecipe
-from meshwright.frameworks.types import SourcedValue, as_int
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.planner.saving import (
     DISK_RULE,
     LATE_RULE,
@@ -97,9 +98,9 @@ def resume_findings(
 ) -> Iterator[Finding]:
     """Yield the finding for a job that is started again, by requeue or after its time limit, and does not resume."""
     framework, settings = imported.framework, imported.parsed.settings
-    save_key, load_key, weights_only = FOLDERS.get(framework.key_map, ("", "", ""))
+    save_key, load_key, _ = FOLDERS.get(framework.key_map, ("", "", ""))
     save, load = settings.get(save_key), settings.get(load_key)
-    if launch is None or not load_key or save is None or recipe.benchmark or weights_only in settings:
+    if launch is None or not load_key or save is None or recipe.benchmark:
         return
     if load is not None and (load.unresolved or save.unresolved or load.value == save.value):
         return
@@ -109,13 +110,30 @@ def resume_findings(
     if not again:
         return
     shown, folder = framework.display_key(save_key), str(save.value)
-    fix = (framework.format_setting(load_key, folder),)
+    fixes = [framework.format_setting(load_key, folder)]
+    left_out = _left_out(framework, settings)
+    reset = " ".join(framework.format_setting(key, value) for key, value in left_out.items())
     if load is None:
         state = f"{shown} is set, but {framework.display_key(load_key)} is not: every start begins at step 0"
     else:
         loads = f"{framework.display_key(load_key)} {load.value}"
-        state = f"{loads} is not the folder of {shown}: every start begins from there (copy its checkpoint to {folder})"
-    yield Finding(RESUME_RULE, "warning", load_key, f"{state}; {again}", fix, file=save.file, line=(load or save).line)
+        weights = INITIAL_WEIGHTS.get(framework.name, "") if reset else ""
+        copied = "" if weights else f" (copy its checkpoint to {folder})"
+        begins = f"at step 0 with its weights ({reset})" if reset else "from there"
+        state = f"{loads} is not the folder of {shown}: every start begins {begins}{copied}"
+        if weights and weights not in settings:
+            fixes.append(framework.format_setting(weights, str(load.value)))
+    fixes += [framework.format_setting(key, not value) for key, value in left_out.items()]
+    line = (load or save).line
+    yield Finding(RESUME_RULE, "warning", load_key, f"{state}; {again}", tuple(fixes), file=save.file, line=line)
+
+
+def _left_out(framework: Framework, settings: Settings) -> dict[str, bool]:
+    """Return the settings with which a start loads the weights alone; none if it loads the state of the training."""
+    weights_only = FOLDERS[framework.key_map][2]
+    wanted = {weights_only: True, **STATE_LEFT_OUT.get(framework.key_map, {})}
+    found = {key: value for key, value in wanted.items() if key in settings and settings[key].value is value}
+    return found if weights_only in found else {}
 
 
 def started_again(recipe: Recipe, estimate: Estimate | None, launch: LaunchCommand) -> str:

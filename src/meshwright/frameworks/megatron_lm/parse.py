@@ -64,6 +64,8 @@ NEEDED_FLAGS = {
 }
 """Flags without which one of our rules fails: the program, or an argument that could not be read, may set them."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+SHELL_SETUP = re.compile(r"(conda|mamba|modules|lmod)\S*\.sh\b|\bactivate\b|/init/bash\b")
+"""Sourced files of conda, of virtual environments and of environment modules, which set no variable of CUDA."""
 RUNTIME_ENV = re.compile(r"--runtime-env(-json)?=")  # of ray job submit
 
 
@@ -249,7 +251,7 @@ def _env(content: Content, launch: LaunchCommand | None) -> Settings:
             value = str(arg.value).partition(passed)[2]
             return {**env, CONNECTIONS: SourcedValue(value, arg.line, arg.file, arg.unresolved)}
     for each in script.unresolved:
-        if "source" in f"{each.what} {each.reason}":
+        if "source" in f"{each.what} {each.reason}" and not SHELL_SETUP.search(each.what):
             return {**env, CONNECTIONS: SourcedValue("", each.line, each.file, f"{each.what} may set it")}
     return env
 

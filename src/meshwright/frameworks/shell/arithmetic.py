@@ -9,6 +9,8 @@ TOKEN = re.compile(
     r"[ \t\n]*(?:(0[xX][0-9a-fA-F]+|[0-9]+)(?![0-9A-Za-z_#])|([A-Za-z_][A-Za-z0-9_]*)|"
     r"(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^!~?:()]))"
 )
+NUMBER = re.compile(r"(?<![\w#$.])(?:[0-9]|\.[0-9])[\w.]*(?![\w.#])")  # 16#ff, of base 16, is not matched
+INTEGER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,18})")
 MAX_CHARS = 1000  # characters
 MAX_DEPTH = 12
 INT64_LIMIT = 2**63
@@ -19,6 +21,14 @@ BINARY += [{"+", "-"}, {"*", "/", "%"}]
 
 class Undecided(Exception):  # noqa: N818  control flow, not a user error
     """An expression has no known value; the message says why."""
+
+
+class NotAnInteger(Undecided):
+    """Bash ends the script at this number, which may be the value of a variable."""
+
+    def __init__(self, literal: str) -> None:
+        super().__init__(f"{literal[:20]} is not an integer")
+        self.literal, self.name = literal, ""
 
 
 def divide(left: int, right: int) -> int:
@@ -143,6 +153,8 @@ def _tokens(text: str) -> list[str]:
     while at < end:
         found = TOKEN.match(text, at)
         if not found:
+            if literal := next((one[0] for one in NUMBER.finditer(text) if not INTEGER.fullmatch(one[0])), ""):
+                raise NotAnInteger(literal)
             raise Undecided(f"{text[at:].strip()[:20]} is unexpected")
         tokens.append(found[1] or found[2] or found[3])
         at = found.end()
@@ -161,8 +173,9 @@ def _bounded(value: int) -> int:
 
 def number(text: str) -> int:
     """Parse an integer as bash does: 12, 0x1f, or octal 017."""
-    if not re.fullmatch(r"[-+]?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,18})", text):
-        raise Undecided(f"{text[:20]} is not an integer")
+    if not INTEGER.fullmatch(text):
+        is_long = re.fullmatch(r"[-+]?[1-9][0-9]*", text)
+        raise Undecided(f"{text[:20]} has too many digits") if is_long else NotAnInteger(text)
     digits = text.lstrip("+-")
     base = 16 if digits[:2].lower() == "0x" else 8 if len(digits) > 1 and digits[0] == "0" else 10
     return -int(digits, base) if text[0] == "-" else int(digits, base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from meshwright.frameworks.shell.arithmetic import Undecided, evaluate, number
+from meshwright.frameworks.shell.arithmetic import NotAnInteger, Undecided, evaluate, number
 from meshwright.frameworks.shell.values import MAX_NESTING, Field, Piece, reasons, script_error
 from meshwright.frameworks.shell.variables import ShellState, Value, array_value, text_value
 from meshwright.frameworks.shell.words import Parameter, Part, Word
@@ -106,13 +106,15 @@ class Expander:
             for segment in self._parameter(named)
         ]
 
-    def _unknown(self, part: Part, reason: str) -> list[Bit]:
-        self.state.note(part.text, part.line, part.file, reason)
+    def _unknown(self, part: Part, reason: str, rejected: tuple[str, str] = ("", "")) -> list[Bit]:
+        reason = self.state.note(part.text, part.line, part.file, reason, rejected)
         return [(Piece(part.text, part.line, part.file, reason), False)]
 
     def _arithmetic(self, part: Part) -> list[Bit]:
         try:
             value = self.arithmetic(part.inner)
+        except NotAnInteger as error:
+            return self._unknown(part, f"arithmetic not evaluated: {error}", (error.name, error.literal))
         except Undecided as error:
             return self._unknown(part, f"arithmetic not evaluated: {error}")
         return [(Piece(str(value), part.line, part.file), False)]
@@ -132,12 +134,15 @@ class Expander:
             field = value.fields.get("0")
             if field is None or field.unresolved:
                 raise Undecided(field.unresolved if field else f"{name} is not a number")
-            if re.fullmatch(r"[-+]?[0-9][0-9a-zA-Z]*", field.text):
-                return number(field.text)
             if depth >= 2:
                 raise Undecided(f"{name} refers to too many other variables")
             self.state.spend(4 * len(field.text), field.line, field.file)
-            return self._evaluate(field.text, depth + 1)
+            try:
+                is_number = re.fullmatch(r"[-+]?[0-9][0-9a-zA-Z]*", field.text)
+                return number(field.text) if is_number else self._evaluate(field.text, depth + 1)
+            except NotAnInteger as error:
+                error.name = error.name or (name if error.literal == field.text else "")
+                raise
 
         return evaluate(text, look_up)
 

@@ -27,6 +27,7 @@ class Unresolved(msgspec.Struct, frozen=True):
     line: int
     file: str
     reason: str
+    rejected: tuple[str, str] = ("", "")  # a number at which bash ends the script, and the variable that has it before
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -66,8 +66,10 @@ class ShellState:
         if self.work > MAX_WORK:
             raise script_error(file, line, "the script repeats or copies too much to be interpreted")
 
-    def note(self, what: str, line: int, file: str, reason: str) -> None:
-        self.unresolved.setdefault((what, line, file), Unresolved(what, line, file, reason))
+    def note(self, what: str, line: int, file: str, reason: str, rejected: tuple[str, str] = ("", "")) -> str:
+        """Note something unresolved; return why, which is the first reason: bash -c expands a text once more."""
+        noted = self.unresolved.setdefault((what, line, file), Unresolved(what, line, file, reason, rejected))
+        return noted.reason
 
     def look_up(self, name: str) -> Value | None:
         value = self.values.get(name)

@@ -1,0 +1,100 @@
+"""Jobs of an institute's cluster: restarts that begin anew, numbers that bash cannot compute, GPUs that nodes lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOB = """#!/bin/bash
+#SBATCH --nodes=24
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+module load cuda/12.8
+source /opt/miniconda3/etc/profile.d/conda.sh
+conda activate megatron
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+TRAIN_TOKENS=200000000000
+TRAIN_SAMPLES=$(( TRAIN_TOKENS / 4096 ))
+LR_WARMUP_SAMPLES=$(( TRAIN_SAMPLES / 100 ))
+srun bash -c "torchrun --nproc_per_node 4 --nnodes 24 --rdzv-backend c10d --rdzv-endpoint $H:29500 \\
+  pretrain_gpt.py --num-layers 40 --hidden-size 5120 --ffn-hidden-size 17408 --num-attention-heads 40 \\
+  --group-query-attention --num-query-groups 8 --kv-channels 128 --qk-layernorm --seq-length 4096 \\
+  --max-position-embeddings 4096 --position-embedding-type rope --rotary-base 1000000 --normalization RMSNorm \\
+  --norm-epsilon 1e-6 --swiglu --disable-bias-linear --untie-embeddings-and-output-weights \\
+  --attention-dropout 0 --hidden-dropout 0 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4 \\
+  --sequence-parallel --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 384 \\
+  --train-samples $TRAIN_SAMPLES --lr-decay-samples $TRAIN_SAMPLES --lr-warmup-samples $LR_WARMUP_SAMPLES \\
+  --lr 3e-5 --min-lr 3e-6 --lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 --bf16 \\
+  --data-path /data/own_text_document --tokenizer-type HuggingFaceTokenizer --tokenizer-model Qwen/Qwen3-14B \\
+  --make-vocab-size-divisible-by 1187 --split 99,1,0 --load /ckpt/base --save /ckpt/cpt --save-interval 100 \\
+  --save-retain-interval 2000 --finetune --no-load-optim --no-load-rng"
+"""
+WEIGHTS = "--load /ckpt/base --save /ckpt/cpt"
+STATE = "--finetune --no-load-optim --no-load-rng"
+GPUS = ("--gpus", "24x4xA100-40", "--json")
+
+
+def check(meshwright: Any, tmp_path: Path, text: str, *words: str) -> dict[str, Any]:
+    (tmp_path / "job.sbatch").write_text(text)
+    found: dict[str, Any] = meshwright("check", str(tmp_path / "job.sbatch"), *(words or GPUS)).json
+    return found
+
+
+def finding(answer: dict[str, Any], rule: str) -> dict[str, Any] | None:
+    return next((one for one in answer["findings"] if one["rule"] == rule), None)
+
+
+def test_a_job_that_loads_the_initial_weights_at_every_start_is_reported(meshwright: Any, tmp_path: Path) -> None:
+    one = finding(check(meshwright, tmp_path, JOB), "saving.not-resumed")
+    assert one is not None
+    assert f"begins at step 0 with its weights ({STATE}); the job has --requeue" in one["message"]
+    set_, removed = one["fix"][:2], one["fix"][2:]
+    assert set_ == ["--load /ckpt/cpt", "--pretrained-checkpoint /ckpt/base"]
+    assert " ".join(one.removeprefix("without ") for one in removed) == STATE
+    fixed = JOB.replace(WEIGHTS, f"{' '.join(set_)} --save /ckpt/cpt").replace(STATE, "")
+    answer = check(meshwright, tmp_path, fixed)
+    assert answer["ok"]
+    assert finding(answer, "saving.not-resumed") is None
+    once = JOB.replace("#SBATCH --requeue\n", "").replace("24:00:00", "60-00:00:00")
+    assert finding(check(meshwright, tmp_path, once), "saving.not-resumed") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fix"),
+    [
+        ("TRAIN_TOKENS=200000000000", "TRAIN_TOKENS=200B", "TRAIN_TOKENS=200000000000"),
+        ("TRAIN_TOKENS=200000000000", "TRAIN_TOKENS=200e9", "TRAIN_TOKENS=200000000000"),
+        (
+            "TRAIN_SAMPLES / 100 ))",
+            "TRAIN_SAMPLES * 0.01 ))",
+            "$(( TRAIN_SAMPLES * 1 / 100 )) in place of $(( TRAIN_SAMPLES * 0.01 ))",
+        ),
+        ("TRAIN_TOKENS / 4096", "TRAIN_TOKENS / 04096", "$(( TRAIN_TOKENS / 4096 )) in place of"),
+        ("TRAIN_TOKENS / 4096", "TRAIN_TOKENS / 4096.5", ""),
+        ("TRAIN_TOKENS / 4096", "TRAIN_TOKENS / 16#1000", None),
+        ("TRAIN_TOKENS / 4096", "TRAIN_TOKENS / 0x1000", None),
+    ],
+)
+def test_numbers_that_bash_cannot_compute_are_errors(
+    meshwright: Any, tmp_path: Path, old: str, new: str, fix: str | None
+) -> None:
+    answer = check(meshwright, tmp_path, JOB.replace(old, new))
+    one = finding(answer, "launch.arithmetic")
+    assert (one is None) == answer["ok"] == (fix is None)
+    if one is None:
+        return
+    assert "".join(one["fix"]).startswith(fix or "")
+    assert bool(one["fix"]) == bool(fix)
+    assert not any("not set in the script" in each["reason"] for each in answer["unresolved"])
+    assert meshwright("explain", "launch.arithmetic").code == 0
+
+
+def test_what_sets_up_conda_does_not_set_variables_of_cuda(meshwright: Any, tmp_path: Path) -> None:
+    text = JOB.replace("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", "")
+    assert finding(check(meshwright, tmp_path, text), "megatron-lm.max-connections") is not None
+    sourced = text.replace("/opt/miniconda3/etc/profile.d/conda.sh", "cluster_env.sh")
+    assert finding(check(meshwright, tmp_path, sourced), "megatron-lm.max-connections") is None
