@@ -232,3 +232,16 @@ def test_rows_that_are_refused_and_rows_that_are_dropped_are_listed_at_once(mesh
     (found,) = meshwright("check", "chats.jsonl", "--json").json["findings"]
     assert "chats.jsonl:2: column messages must contain a list" in found["message"]
     assert "2 rows more would be dropped, first chats.jsonl:3: no message has the role assistant" in found["message"]
+
+
+def test_a_log_that_is_checked_is_one_for_doctor(meshwright: Any) -> None:
+    Path("run.log").write_text(records(5))
+    assert "fix:   meshwright doctor run.log | " in meshwright("check", "run.log").err
+
+
+def test_epochs_of_little_data_are_not_read_as_mistyped_tokens(meshwright: Any) -> None:
+    Path("chats.jsonl").write_text(LINES)
+    words = ("size", "qwen3-8b", "--goal", "lora", "--gpu", "4090", "--dataset", "chats.jsonl", "--epochs", "3")
+    answer = meshwright(*words)
+    assert "a smaller train.global_batch_size makes steps of them" in answer.out + answer.err
+    assert "for billions" not in answer.out + answer.err

@@ -108,6 +108,9 @@ def content_of(
     return Content(path, text, format, folder, settings=settings, beside=beside or {}, repeated=tuple(repeated))
 
 
+LOG_SUFFIXES = (".log", ".out", ".err")  # of what a training prints, which doctor reads
+
+
 def format_of(path: str, text: str) -> Format:
     """Return the format of a file by its suffix, or by its text; a suffix of another format says too much to guess."""
     suffix = Path(path).suffix.lower()
@@ -115,7 +118,7 @@ def format_of(path: str, text: str) -> Format:
         return SUFFIXES[suffix]
     first = next((line for line in text.splitlines() if line.strip() and not _COMMENT.match(line)), "")
     first = first.lstrip()[:LINE_CHARACTERS]
-    found: Format | None = "json" if first.startswith("{") else None
+    found: Format | None = "json" if first.startswith("{") and suffix not in LOG_SUFFIXES else None
     if not found and not suffix:
         found = next((name for name, line in _FIRST_LINES.items() if line.match(first)), None)
         found = "python" if found == "toml" and _IMPORT.search(text) else found  # lr = 3e-4 starts a program, too
@@ -123,5 +126,7 @@ def format_of(path: str, text: str) -> Format:
         found = "shell"
     if found is None:
         fix = [f"use one of the suffixes {', '.join(SUFFIXES)} in its name"]
+        if suffix in LOG_SUFFIXES:
+            fix = [f"meshwright doctor {shlex.quote(path)}", *fix]
         raise InputError("has an unknown format", field="file", value=path, fix=fix)
     return found

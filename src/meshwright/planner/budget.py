@@ -271,7 +271,9 @@ def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
     steps = ceil(tokens / per_step)
     if tokens < per_step:
         count = f"{tokens:,.0f}"
-        return (f"{count} tokens are less than one step of {per_step:,}; write {count}B for billions",)
+        counted = case.recipe.train.epochs  # of a dataset: nobody typed the number
+        hint = "a smaller train.global_batch_size makes steps of them" if counted else f"write {count}B for billions"
+        return (f"{count} tokens are less than one step of {per_step:,}; {hint}",)
     if steps > MANY_STEPS:
         return (_small_batch_note(case, tokens, steps),)
     if steps <= case.warmup_steps:
