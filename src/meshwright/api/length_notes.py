@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 
-from meshwright.api.dataset_length import epochs_of, own_lengths
+from meshwright.api.dataset_length import epochs_of
+from meshwright.api.sample_lengths import own_lengths
 from meshwright.display import plural
 from meshwright.frameworks import Settings
 from meshwright.recipes.padding import padding_of

@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, launch, planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import dataset_notes, has_own_data
+from meshwright.api.dataset_length import dataset_notes
+from meshwright.api.own_data_plans import has_own_data
 from meshwright.api.responses import (
     Estimate,
     FieldKind,

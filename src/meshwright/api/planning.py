@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright import costs, models, planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import with_own_data
+from meshwright.api.own_data_plans import with_own_data
 from meshwright.api.prices import price_for
 from meshwright.api.questions import job_question, model_question, named_job, question_for
 from meshwright.api.resolve import model_and_goal, typed_model
