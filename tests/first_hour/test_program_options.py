@@ -12,7 +12,6 @@ import pytest
 
 import meshwright as library
 from meshwright.cli.run import run
-from meshwright.errors import InputError
 from meshwright.frameworks.program_values import ProgramValues
 from meshwright.frameworks.types import SourcedValue
 
@@ -232,6 +231,5 @@ def test_a_tiny_run_that_continues_by_its_folder_stays_tiny(monkeypatch: pytest.
 
 def test_the_fix_of_a_mistyped_target_keeps_the_others() -> None:
     Path("lf.yaml").write_text(f"{FACTORY}lora_target: q_proj,v_projj\n")
-    with pytest.raises(InputError) as found:
-        library.check("lf.yaml", gpus="1xRTX4090")
-    assert found.value.fix[0] == "peft.targets=q_proj,v_proj"
+    (found,) = library.check("lf.yaml", gpus="1xRTX4090").findings
+    assert (found.severity, found.fix) == ("warning", ("lora_target: q_proj,v_proj",))
