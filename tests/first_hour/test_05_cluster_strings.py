@@ -71,7 +71,7 @@ def test_what_people_type_is_understood(typed: str, meant: str) -> None:
         ("h100 8", "write the count before the GPU", "8xH100"),
         ("17 h100 on 2 nodes", "cannot be in 2 equal nodes", None),
         ("g5.13xlarge", "not a cluster", "g5.12xlarge"),
-        ("8xP40", "unknown GPU", None),
+        ("8xP40", "no tensor cores", "1xT4"),
     ],
 )
 def test_the_rest_is_refused_with_a_fix(typed: str, reason: str, fix: str | None) -> None:
@@ -151,6 +151,12 @@ def test_every_gpu_of_the_catalogue_is_found_by_what_it_is_called() -> None:
         ("8xGaudi3", "other accelerators are not among them", "8xH100"),
         ("16xtrn2", "other accelerators are not among them", "8xH100"),
         ("rtx 4090 laptop", "a laptop's card", "memory_gib = 16"),
+        ("Tesla P40", "no tensor cores", "1xT4"),
+        ("2xP100", "no tensor cores", "1xT4"),
+        ("GTX 1080 Ti", "no tensor cores", "1xT4"),
+        ("1xTitanRTX", "not in the catalogue", "memory_gib"),
+        ("DGX Spark", "shares the memory", "cluster_file"),
+        ("1xGB10", "shares the memory", "cluster_file"),
         ("colab", "one of several GPUs", "1xT4"),
         ("kaggle", "one of several GPUs", "2xT4"),
         ("2x16GB", "name it", "2xRTX"),
