@@ -226,4 +226,6 @@ def test_advice_on_uncertain_memory_has_its_cheapest_fix_with_its_cost() -> None
 def test_advice_on_uncertain_memory_shards_weights_again_before_it_recomputes_more() -> None:
     found = library.recommend("qwen3-14b", gpus="4xL40S", goal="qlora", seq=8192)
     fix = next(one.fix for one in found.findings if one.rule == "memory.uncertain")
-    assert fix == ("layout.reshard_after_forward=true",)
+    layout = found.recipe.layout
+    held = (f"layout.micro_batch_size={layout.micro_batch_size}", f"layout.recompute={layout.recompute}")
+    assert fix == ("layout.reshard_after_forward=true", *held)
