@@ -98,3 +98,38 @@ def test_what_sets_up_conda_does_not_set_variables_of_cuda(meshwright: Any, tmp_
     assert finding(check(meshwright, tmp_path, text), "megatron-lm.max-connections") is not None
     sourced = text.replace("/opt/miniconda3/etc/profile.d/conda.sh", "cluster_env.sh")
     assert finding(check(meshwright, tmp_path, sourced), "megatron-lm.max-connections") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"--gpus-per-node=4": "--gres=gpu:8"}, ["#SBATCH --gres=gpu:4"]),
+        ({"--gpus-per-node=4": "--gres=gpu:a100:8"}, ["#SBATCH --gres=gpu:a100:4"]),
+        ({"--gpus-per-node=4": "--gpus-per-node=8"}, ["#SBATCH --gpus-per-node=4"]),
+        (
+            {"--gpus-per-node=4": "--gpus-per-node=8", "--nproc_per_node 4": "--nproc_per_node 8"},
+            ["#SBATCH --gpus-per-node=4", "torchrun --nproc-per-node 4"],
+        ),
+    ],
+)
+def test_more_gpus_than_the_nodes_have_are_an_error(
+    meshwright: Any, tmp_path: Path, changes: dict[str, str], fix: list[str]
+) -> None:
+    text = JOB
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (tmp_path / "uni.toml").write_text('gpu = "A100-40"\nnodes = 24\ngpus_per_node = 4\n')
+    one = finding(check(meshwright, tmp_path, text, "--gpus", str(tmp_path / "uni.toml"), "--json"), "launch.gpus")
+    assert one is not None
+    assert (one["severity"], one["fix"]) == ("error", fix)
+    idle = finding(check(meshwright, tmp_path, text, "--gpus", "A100-40", "--json"), "launch.gpus")
+    assert idle is None  # a type alone says nothing about nodes
+
+
+def test_another_type_of_gpu_than_the_job_requests_is_noted(meshwright: Any, tmp_path: Path) -> None:
+    text = JOB.replace("--gpus-per-node=4", "--gres=gpu:h200:4")
+    (note,) = (one for one in check(meshwright, tmp_path, text)["notes"] if "requests another GPU" in one)
+    assert "--gres=gpu:h200:4" in note
+    for same in ("gpu:a100:4", "gpu:4"):
+        answer = check(meshwright, tmp_path, text.replace("gpu:h200:4", same))
+        assert not [one for one in answer["notes"] if "requests another GPU" in one]

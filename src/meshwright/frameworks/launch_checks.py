@@ -16,6 +16,7 @@ from meshwright.frameworks.deepspeed_launch import more_gpus_than_given
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.launch_threads import too_many_threads
 from meshwright.frameworks.launch_variables import bad_variables
+from meshwright.frameworks.requested_gpus import more_than_a_node_has, other_type, requested_gpus
 from meshwright.frameworks.separate_runs import RULE as SEPARATE
 from meshwright.frameworks.separate_runs import separate_runs
 from meshwright.frameworks.shell_numbers import RULE as ARITHMETIC
@@ -97,7 +98,7 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
         hidden += [] if any_launch is None else more_gpus_than_given(any_launch, given_on)
         return [*hidden, *environment, *quoted]
     heads = [one for one in _head(launch) if not _has_default(content, one)]
-    found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *heads]
+    found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on, gpus), *heads]
     found += [*node_rank.node_rank_findings(content, launch), *environment, *quoted]
     given = _given(content, launch, cluster, gpus)
     reported = {one.rule for one in found}
@@ -113,6 +114,8 @@ def launch_notes(content: Content, parsed: ParsedConfig, cluster: Cluster | None
     found = [] if launch is None else _given(content, launch, cluster, gpus)
     heads = [] if launch is None else [one for one in _head(launch) if _has_default(content, one)]
     unset = [f"{one.file}:{one.line} {one.message}, unless the environment sets the variable" for one in heads]
+    any_launch = imported_launch(content, parsed)
+    unset += [] if any_launch is None or gpus is None else other_type(any_launch, cluster)
     return unset + [
         f"{one.file}:{one.line} {one.message}: to use all of them, {' '.join(one.fix)}"
         for one in found
@@ -123,8 +126,17 @@ def launch_notes(content: Content, parsed: ParsedConfig, cluster: Cluster | None
 def _given(content: Content, launch: LaunchCommand, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
     if gpus is None or cluster is None:
         return []
-    found = _given_gpus(launch, cluster, explicit=gpus.lower().count("x") >= 2 or gpus.endswith(".toml"))
+    found = _given_gpus(launch, cluster, explicit=_is_cluster_file(gpus) or _names_nodes(gpus))
     return [one for one in found if not _has_default(content, one)]
+
+
+def _is_cluster_file(gpus: str | None) -> bool:
+    return gpus is not None and gpus.endswith(".toml")
+
+
+def _names_nodes(gpus: str | None) -> bool:
+    """Return whether the GPUs are given with their number per node."""
+    return gpus is not None and gpus.lower().count("x") >= 2
 
 
 def _has_default(content: Content, finding: Finding) -> bool:
@@ -262,13 +274,22 @@ def _processes(launch: LaunchCommand) -> tuple[int, SourcedValue, str] | None:
     return (count, setting, key) if setting is not None and count else None
 
 
-def _gpus(launch: LaunchCommand, given: Cluster | None) -> Iterator[Finding]:
-    """Compare the processes per node with the GPUs of the job, and with those that are visible."""
+def _gpus(launch: LaunchCommand, given: Cluster | None, gpus: str | None) -> Iterator[Finding]:
+    """Compare the processes per node with the GPUs of the job, with those that are visible, and both with the nodes."""
     found = _processes(launch)
     if found is None or (_tasks_per_node(launch) > 1 and launch.launcher == "torchrun"):
         return  # several launchers per node are reported on their own
     count, at, key = found
-    for have, where in (*_requested_gpus(launch), *_visible(launch)):
+    have = given.gpus_per_node if given is not None else 0
+    # A type alone has got the processes per node of the file as its number before.
+    if given is not None and (_is_cluster_file(gpus) or (_names_nodes(gpus) and have != count)):
+        absent = list(more_than_a_node_has(launch, given, [_process_fix(launch, have)] if count > have else []))
+        yield from absent
+        if absent:
+            return
+    requested = requested_gpus(launch)
+    of_job = [] if requested is None else [(requested[0], f"{requested[2]} (line {requested[1].line})")]
+    for have, where in (*of_job, *_visible(launch)):
         if have == count:
             continue
         rule = "launch.gpus" if count > have else "launch.idle"
@@ -323,17 +344,6 @@ def _gpu_fix(launch: LaunchCommand, count: int) -> str:
 def _process_fix(launch: LaunchCommand, count: int) -> str:
     option = "torchrun --nproc-per-node " if launch.launcher == "torchrun" else "#SBATCH --ntasks-per-node="
     return f"{option}{count}"
-
-
-def _requested_gpus(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
-    """Yield the GPUs per node that the job requests, and where."""
-    from meshwright.frameworks.shell import sbatch
-
-    setting = sbatch.gpus_per_node(launch.job)
-    count = as_int(setting, 7)
-    named = next((one for one in ("gpus-per-node", "gres", "gpus-per-task", "gpus") if one in launch.job), "")
-    if setting is not None and count and named:
-        yield count, f"--{named}={launch.job[named].value} (line {setting.line})"
 
 
 def _visible(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
