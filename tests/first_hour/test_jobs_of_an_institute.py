@@ -133,3 +133,67 @@ def test_another_type_of_gpu_than_the_job_requests_is_noted(meshwright: Any, tmp
     for same in ("gpu:a100:4", "gpu:4"):
         answer = check(meshwright, tmp_path, text.replace("gpu:h200:4", same))
         assert not [one for one in answer["notes"] if "requests another GPU" in one]
+
+
+TITAN = """
+[model]
+name = "qwen3"
+flavor = "14B"
+[optimizer]
+lr = 3e-5
+[lr_scheduler]
+warmup_steps = 2000
+decay_ratio = 0.9
+decay_type = "cosine"
+[training]
+local_batch_size = 4
+global_batch_size = {batch}
+seq_len = 4096
+steps = {steps}
+dataset = "c4"
+[parallelism]
+data_parallel_replicate_degree = 3
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 2
+[checkpoint]
+enable = true
+interval = 500
+[compile]
+enable = true
+[activation_checkpoint]
+mode = "selective"
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "rule", "fix"),
+    [
+        (4194336, 47684, "ranges.batch-in-tokens", ["training.global_batch_size = 1056"]),
+        (1056, 200_000_000_000, "ranges.steps-in-tokens", ["training.steps = 46239"]),
+    ],
+)
+def test_a_batch_or_steps_in_tokens_are_errors(
+    meshwright: Any, tmp_path: Path, batch: int, steps: int, rule: str, fix: list[str]
+) -> None:
+    path = tmp_path / "titan.toml"
+    path.write_text(TITAN.format(batch=batch, steps=steps))
+    answer = meshwright("check", str(path), "--gpus", "6x8xH200", "--json").json
+    assert [(one["rule"], one["fix"]) for one in answer["findings"] if one["severity"] == "error"] == [(rule, fix)]
+    path.write_text(TITAN.format(batch=1056, steps=47684))
+    assert meshwright("check", str(path), "--gpus", "6x8xH200", "--json").json["ok"]
+
+
+def test_a_batch_in_tokens_that_no_ranks_divide_is_repaired_to_samples(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "titan.toml"
+    path.write_text(TITAN.format(batch=4194304, steps=47684))
+    answer = meshwright("check", str(path), "--gpus", "6x8xH200", "--json").json
+    assert "training.global_batch_size = 1056" in answer["repair"]["overrides"]
+
+
+def test_a_plan_with_a_batch_in_tokens_says_so(meshwright: Any) -> None:
+    typed = ("qwen3-14b", "--goal", "pretrain", "train.global_batch_size=4194304", "--json")
+    plan = meshwright("recommend", *typed, "--gpus", "8xH100").json
+    assert [one["rule"] for one in plan["findings"] if one["severity"] == "error"] == ["ranges.batch-in-tokens"]
+    assert plan["repair"]["overrides"] == ["train.global_batch_size=1024"]
+    sizes = meshwright("size", *typed, "--gpu", "H100", "--max-gpus", "8").json
+    assert any("ranges.batch-in-tokens" in note for note in sizes["notes"])

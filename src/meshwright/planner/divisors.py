@@ -10,7 +10,7 @@ import msgspec
 from meshwright import rules
 from meshwright.clusters import MAX_GPUS, Cluster, default_nodes
 from meshwright.errors import InputError
-from meshwright.planner.search import any_legal
+from meshwright.planner.search import always_broken, any_legal
 from meshwright.recipes.case import Case
 
 MAX_SUGGESTED_COUNTS = 3
@@ -157,3 +157,11 @@ def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
         value=str(case.cluster),
         fix=fixes,
     )
+
+
+def wrong_on_every_count(case: Case) -> Iterator[str]:
+    """Yield the errors that no layout resolves, and their fixes, if no count of GPUs can train the case."""
+    broken = always_broken(case)
+    for one in rules.check(case, ("error",)) if broken else ():
+        if one.rule in broken:
+            yield f"no count can train it: {one.message} ({one.rule}); {' '.join(one.fix) or one.no_fix}".rstrip("; ")

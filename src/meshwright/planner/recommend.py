@@ -46,6 +46,7 @@ from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, rec
 
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 """Fields whose rules concern divisibility: if only these block every layout, the GPU count is wrong."""
+OF_ONE_VALUE = "ranges."  # rules on a value that is wrong in every layout, also the batch
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
 STEPS = "train.steps"
 StepsOfPlan = Callable[[Plan], int | None]
@@ -225,7 +226,8 @@ def plan_fixed(
 def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
     """Return the layout to report if none is legal; raise if no layout divides the GPU count."""
     arithmetic = ARITHMETIC - baseline.pinned.keys()
-    blocking = {id for id in always_broken(baseline.case) if rules.RULES[id].field not in arithmetic}
+    broken = always_broken(baseline.case)
+    blocking = {id for id in broken if rules.RULES[id].field not in arithmetic or id.startswith(OF_ONE_VALUE)}
     found = best(baseline.case, baseline.pinned, blocking) if blocking else None
     if found is not None:
         return {**found.layout, **baseline.pinned}

@@ -14,6 +14,7 @@ from meshwright.display import Readable, Row, duration, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import GB_PER_GIB, Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.deadline import refine_deadline
+from meshwright.planner.divisors import wrong_on_every_count
 from meshwright.planner.faster_step import fast_values
 from meshwright.planner.goodput import Goodput
 from meshwright.planner.gpu_counts import MAX_GPUS, gpu_count, gpu_counts, resized
@@ -173,6 +174,7 @@ def size(
             *calibration_notes(question.calibration, gpu, question.engine),
             *(() if tokens is None else batch_notes(baseline.case, tokens)),
             *_offload_notes(found),
+            *(() if found else wrong_on_every_count(baseline_for(resized(question, 1, 1), overrides).case)),
             *_late_notes(choice.in_time, choice.fitting, days),
             *_batch_notes(
                 question,

@@ -158,6 +158,55 @@ def adapter_scale_unusual(c: Case) -> Column:
     return (c.goal == "peft") & ((scale > 64) | (scale < 1 / 64)) & (c.rank <= c.hidden // 2)
 
 
+def _samples_of_tokens(c: Case) -> int:
+    """Return the samples of a batch that was given in tokens, on all data-parallel ranks."""
+    each = int(c.micro_batch_size * c.dp)
+    return max(round(int(c.global_batch_size) / (int(c.seq_length) * each)), 1) * each
+
+
+@rule(
+    "ranges.batch-in-tokens",
+    "error",
+    "global_batch_size",
+    message="global_batch_size={global_batch_size} counts samples: × seq_length={seq_length} it is {tokens:.1f} "
+    "billion tokens per step",
+    symptom="the first step takes hours or days",
+    cause="the batch was given in tokens: divide it by the sequence length",
+    fixes=({"global_batch_size": lambda c: [_samples_of_tokens(c)]},),
+    values={"tokens": lambda c: c.global_batch_size * c.seq_length / 1e9},
+)
+def batch_in_tokens(c: Case) -> Column:
+    return (c.global_batch_size * c.seq_length > 5e9) & (c.global_batch_size >= c.seq_length) & not_(c.benchmark)
+
+
+def _steps_of_tokens(c: Case, tokens: Column) -> int:
+    return -(-int(tokens) // int(c.global_batch_size * c.seq_length))
+
+
+@rule(
+    "ranges.steps-in-tokens",
+    "error",
+    "steps",
+    message="steps={steps} × {per_step} tokens per step are {tokens:.2g} tokens",
+    symptom="a training that never ends, with the learning rate of its first steps",
+    cause="the tokens of the training were given as steps: divide them by the tokens of a step",
+    fixes=(
+        {
+            "steps": lambda c: [_steps_of_tokens(c, c.steps)],
+            "decay_steps": lambda c: [_steps_of_tokens(c, c.decay_steps)],
+            "wsd_decay_steps": lambda c: [_steps_of_tokens(c, c.wsd_decay_steps)],
+        },
+    ),
+    values={
+        "per_step": lambda c: c.global_batch_size * c.seq_length,
+        "tokens": lambda c: float(c.steps) * c.global_batch_size * c.seq_length,
+    },
+)
+def steps_in_tokens(c: Case) -> Column:
+    per_step = c.global_batch_size * c.seq_length
+    return (c.steps > 1e15 / per_step) & (c.steps >= per_step) & not_(c.benchmark)
+
+
 @rule(
     "ranges.huge-batch",
     "warning",
@@ -172,7 +221,7 @@ def adapter_scale_unusual(c: Case) -> Column:
     values={"tokens": lambda c: c.global_batch_size * c.seq_length / 1e9},
 )
 def batch_too_large(c: Case) -> Column:
-    return (c.global_batch_size * c.seq_length > 5e8) & not_(c.benchmark)
+    return (c.global_batch_size * c.seq_length > 5e8) & not_(batch_in_tokens(c)) & not_(c.benchmark)
 
 
 @rule(

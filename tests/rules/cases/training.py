@@ -275,7 +275,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ranges.weight-decay-diverges": ({"weight_decay": 1e9}, {"weight_decay": 0.1}),
     "ranges.adapter-rank": ({"goal": "peft", "rank": 1_000_000}, {"rank": 32}),
     "ranges.adapter-scale": ({"goal": "peft", "alpha": 1e9}, {"alpha": 32.0}),
-    "ranges.huge-batch": ({"global_batch_size": 100_000_000}, {"global_batch_size": 512}),
+    "ranges.huge-batch": ({"global_batch_size": 500_000}, {"global_batch_size": 512}),
+    "ranges.batch-in-tokens": ({"global_batch_size": 100_000_000}, {"global_batch_size": 512}),
+    "ranges.steps-in-tokens": ({"steps": 15_000_000_000_000}, {"steps": 300_000}),
     "ranges.anneal": ({"anneal_steps": 10_000_000}, {"anneal_steps": 100}),
     "learning_rate.schedule-free": ({"optimizer_name": "schedule_free_adamw"}, {"schedule_name": "constant"}),
     # memory
