@@ -40,7 +40,7 @@ def test_the_fix_for_unknown_columns_trains_on_the_answer_and_works_when_typed(m
         assert f"data.columns.response={response}" in columns
         assert [one for one in columns if ".input=" in one] == ([f"data.columns.input={extra}"] if extra else [])
         checked = meshwright("check", "rows.csv", *columns)
-        assert "1 conversations" in checked.out
+        assert "1 conversation (" in checked.out
         assert "not used" not in checked.out
     refused = meshwright("check", "rows.csv", "layout.tp=2")
     assert refused.code == 2

@@ -245,3 +245,27 @@ def test_epochs_of_little_data_are_not_read_as_mistyped_tokens(meshwright: Any) 
     answer = meshwright(*words)
     assert "a smaller train.global_batch_size makes steps of them" in answer.out + answer.err
     assert "for billions" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.json"])
+def test_speakers_of_support_chats_are_renamed_by_one_command(meshwright: Any, name: str) -> None:
+    chat = [{"role": "customer", "content": '"role": "customer"'}, {"role": "Support Agent", "content": "hello"}]
+    rows = [{"messages": [*chat, {"role": "customer", "content": f"{n}"}, *chat[1:]]} for n in range(9)]
+    text = "\n".join(map(json.dumps, rows)) if name.endswith("l") else json.dumps(rows, indent=2)
+    Path(name).write_text(text, encoding="utf-8")
+    words = ("check", "qwen3_600m_sft_config", "--dataset")
+    shown = " ".join(meshwright(*words, name).out.split())
+    assert "message 0 has the unknown role customer, message 1 has the unknown role Support Agent; known" in shown
+    assert shown.count("known: system") == 1
+    command, _, written = shown.partition("sed -E ")[2].partition(", then --dataset ")
+    subprocess.run(f"sed -E {command}", shell=True, check=True)
+    assert "unknown role" not in meshwright(*words, written.split()[0]).out
+    assert '"role\\": \\"customer' in Path(written.split()[0]).read_text(), "the text of a message stays"
+
+
+def test_unknown_speakers_have_no_guessed_role(meshwright: Any) -> None:
+    row = {"messages": [{"role": "alice", "content": "a"}, {"role": "bob", "content": "b"}]}
+    Path("chats.jsonl").write_text("\n".join([json.dumps(row)] * 3), encoding="utf-8")
+    shown = meshwright("check", "qwen3_600m_sft_config", "--dataset", "chats.jsonl").out
+    assert "unknown role alice" in shown
+    assert "sed" not in shown

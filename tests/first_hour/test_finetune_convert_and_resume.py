@@ -92,7 +92,7 @@ def test_data_is_checked_before_a_gpu_is_rented(here: Path, meshwright: Any) -> 
     for name, places in (
         ("broken.jsonl", ("broken.jsonl:2: not JSON", ":3: message 0 has the unknown role usr", ":4: a sample must")),
         ("tickets.csv", ("match no known conversation schema",)),
-        ("short.csv", ("short.csv:3: the row does not have", "short.csv:4: the row")),
+        ("short.csv", ("short.csv:3: the row does not have", "short.csv:4: the same")),
     ):
         [found] = meshwright(*check, f"data.dataset={name}", "--json").json["findings"]
         assert (found["rule"], found["severity"]) == ("data.rows", "error")

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright import json_text
 from meshwright.engine.data.column_schemas import CHAT, COLUMN_SCHEMAS, known_columns, spelled_column
 from meshwright.engine.data.files import Row, row_error
+from meshwright.engine.data.role_fixes import UNKNOWN
 from meshwright.engine.data.tool_calls import CALL_ROLES, call_message, calls_of, joined_calls, tools_of
 from meshwright.errors import InputError, closest, some, unknown
 from meshwright.notes import note
@@ -383,8 +384,21 @@ def _messages(value: object, column: str, where: str) -> list[Message]:
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else type(value).__name__
         raise row_error(where, f"column {column} must contain a list of messages, not {found}")
+    _require_roles(value, where)
     messages = [_message(one, number, where) for number, one in enumerate(value)]
     return joined_calls(messages, [str(_first(one, ROLE_KEYS)).lower() in CALL_ROLES for one in value])
+
+
+def _require_roles(messages: Sequence[object], where: str) -> None:
+    """Raise for the unknown roles of a conversation, each at its first message."""
+    roles = [_first(one, ROLE_KEYS) if isinstance(one, dict) else None for one in messages]
+    names = [one for one in dict.fromkeys(roles) if isinstance(one, str) and one.lower() not in ROLES]
+    if not names:
+        return
+    found = ", ".join(f"message {roles.index(one)} {UNKNOWN}{one}" for one in names)
+    suggestions = closest(names[0], ROLES) if len(names) == 1 else []
+    hint = f"; did you mean {' or '.join(suggestions)}?" if suggestions else f"; known: {', '.join(ROLES)}"
+    raise row_error(where, found + hint)
 
 
 def _message(value: object, number: int, where: str) -> Message:
@@ -393,11 +407,7 @@ def _message(value: object, number: int, where: str) -> Message:
     raw_role = _first(value, ROLE_KEYS)
     if not isinstance(raw_role, str):
         raise row_error(where, f"message {number} has no role ({' or '.join(ROLE_KEYS)})")
-    role = ROLES.get(raw_role.lower())
-    if role is None:
-        suggestions = closest(raw_role, ROLES)
-        hint = f"; did you mean {' or '.join(suggestions)}?" if suggestions else f"; known: {', '.join(ROLES)}"
-        raise row_error(where, f"message {number} has the unknown role {raw_role}{hint}")
+    role = ROLES[raw_role.lower()]
     content = _first(value, CONTENT_KEYS)
     extra = {key: value[key] for key in TEMPLATE_KEYS if value.get(key) is not None}
     calls = calls_of(value, number, where)

@@ -22,6 +22,7 @@ from meshwright.engine.data.conversations import (
     unused_names,
 )
 from meshwright.engine.data.files import FIELD, Row, Rows
+from meshwright.engine.data.role_fixes import renamed_roles
 from meshwright.errors import InputError
 
 SHOWN_ERRORS = 5  # rows that an error lists after the first
@@ -147,15 +148,27 @@ def joined(errors: Sequence[Plain], rows: int) -> InputError:
     `rows` are all rows that were read.
     """
     errors = sorted(errors, key=_place)
-    first, others = errors[0], [one["message"] for one in errors[1:]]
+    first, messages = errors[0], [one["message"] for one in errors]
+    others = _with_shorter_repeats(messages)[1:]
     more = "" if len(others) <= SHOWN_ERRORS else f"; {len(others) - SHOWN_ERRORS:,}{_at_least(errors)} more rows"
     reason = "; ".join([first["message"], *others[:SHOWN_ERRORS]]) + more
-    messages = [one["message"] for one in errors]
     settings = next((one["fix"] for one in errors if changes_settings(one["fix"])), ())
-    fix = first["fix"] or settings or without_rows(messages if len(messages) < rows else ())
+    fix = first["fix"] or settings or renamed_roles(messages)
+    fix = fix or without_rows(messages if len(messages) < rows else ())
     if not first["fix"] and not settings:
         fix = (*fix, *(other for text, other in TEMPLATE_FIXES.items() if any(text in one for one in messages)))
     return InputError(reason, field=first["field"], value=first["value"], fix=fix)
+
+
+def _with_shorter_repeats(messages: Sequence[str]) -> list[str]:
+    """Return messages of rows; of a reason that an earlier row has, only where it is."""
+    seen = set[str]()
+    found = []
+    for one in messages:
+        where, _, reason = one.partition(": ")
+        found.append(f"{where}: the same" if reason in seen else one)
+        seen.add(reason)
+    return found
 
 
 def _place(error: Plain) -> tuple[str, int]:
