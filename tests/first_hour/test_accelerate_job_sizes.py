@@ -75,7 +75,7 @@ def test_the_machines_of_a_config_are_compared_with_the_nodes_of_the_job(meshwri
 def test_a_batch_that_fits_neither_number_is_divided_by_the_gpus_of_the_job(meshwright: Any) -> None:
     found = checked(meshwright, 8, 4, 384, target="job.sbatch", on=())
     assert [rule for rule, _ in errors(found)] == ["accelerate.processes", "deepspeed.batch-arithmetic"]
-    assert errors(found)[1][1] == ['"gradient_accumulation_steps": 6', "gradient_accumulation_steps=6"]
+    assert errors(found)[1][1] == ['"gradient_accumulation_steps": 6', "--gradient_accumulation_steps 6"]
     assert not errors(checked(meshwright, 32, 4, 384, 6, target="job.sbatch", on=()))
 
 

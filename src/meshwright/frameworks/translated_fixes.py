@@ -69,6 +69,7 @@ def their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> t
     try:
         formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed), changed))
         formatted += argument_changes(imported, recipe, changed)
+        formatted += _repeated(imported, formatted)
     except InputError:  # a front end has no key for it
         return ()
     lost = {one.field for one in unmapped} & {text.partition("=")[0] for text in fix} - {
@@ -116,6 +117,16 @@ def _formatted(imported: ImportedRecipe, stated: Mapping[str, Any], changed: Rec
             continue
         if key in program.fills or key in program.repeats:
             yield from program.formatted(program.fills.get(key) or program.repeats[key], value)
+
+
+def _repeated(imported: ImportedRecipe, fix: Sequence[str]) -> Iterator[str]:
+    """Yield the keys of a referenced config that must have the value of an argument which a fix changes."""
+    inner = imported.parsed.referenced
+    for key, name in inner.program.repeats.items() if inner is not None else ():
+        for text in fix:
+            flag, _, value = text.partition(" ")
+            if flag == f"--{name}" and value:
+                yield f'"{key}": {value}'
 
 
 def _as_flag(key: str, value: Any) -> str:

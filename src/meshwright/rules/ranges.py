@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from meshwright.recipes.case import Case, Column
+from meshwright.recipes.case import UNKNOWN_STEPS, Case, Column
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import not_
 
@@ -204,7 +204,8 @@ def _steps_of_tokens(c: Case, tokens: Column) -> int:
 )
 def steps_in_tokens(c: Case) -> Column:
     per_step = c.global_batch_size * c.seq_length
-    return (c.steps > 1e15 / per_step) & (c.steps >= per_step) & not_(c.benchmark)
+    known = c.steps > UNKNOWN_STEPS  # of epochs whose samples are not counted yet
+    return known & (c.steps > 1e15 / per_step) & (c.steps >= per_step) & not_(c.benchmark)
 
 
 @rule(

@@ -175,9 +175,15 @@ def _of_command(content: Content) -> ParsedConfig:
     found = parsed.findings
     if not trl and _has_own_loop(content, launch):
         found = tuple(one for one in found if one.rule != DOUBLE)
-    program = msgspec.structs.replace(
-        parsed.program, argv=launch.argv, fixed_in=command.fixed_in, takes=command.takes, switches=command.switches
-    )
+    of_command = {
+        "argv": launch.argv,
+        "fixed_in": command.fixed_in,
+        "takes": command.takes,
+        "switches": command.switches,
+    }
+    program, inner = msgspec.structs.replace(parsed.program, **of_command), parsed.referenced
+    if inner is not None:
+        inner = msgspec.structs.replace(inner, program=msgspec.structs.replace(inner.program, **of_command))
     refused = _refused(launch, own, by_trl=is_by_trl(script))
     found = (*configured.findings, *found, *refused, *command.findings)
     if is_by_trl(script):
@@ -187,7 +193,8 @@ def _of_command(content: Content) -> ParsedConfig:
         found = (*theirs, *others)
     notes = tuple(_command_notes(parsed.notes, own, configured))
     job = job_gpus(content, launch)
-    return msgspec.structs.replace(parsed, program=program, env=launch.env, findings=found, notes=notes, job_gpus=job)
+    changed = {"program": program, "referenced": inner, "env": launch.env, "job_gpus": job}
+    return msgspec.structs.replace(parsed, findings=found, notes=notes, **changed)
 
 
 def _refused(launch: LaunchCommand, own: Content | None, by_trl: bool) -> Iterator[Finding]:
