@@ -8,6 +8,7 @@ rejected, without checking whether the file exists. A call of an agent that send
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,8 @@ from meshwright.errors import InputError, closest
 BYTE_ORDER_MARK = "\ufeff"  # Windows programs write it at the start of UTF-8 files
 SHOWN_NAMES = 5  # of a folder in an error
 MOST_NAMES = 10_000  # of a folder that are compared with a name
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}(?=[^/])")  # s3://bucket, also after a path was made of it
+FETCH = "copy its files to a folder where the run starts, or mount it there, and name the folder"
 
 _sent: ContextVar[Mapping[str, str] | None] = ContextVar("sent", default=None)
 
@@ -69,8 +72,15 @@ def resolved(path: str | Path) -> Path:
     return Path(path) if closed() else Path(path).expanduser().resolve()
 
 
+def is_address(path: str | Path) -> bool:
+    """Return whether a name is an address, such as s3://bucket/data."""
+    return ADDRESS.match(str(path)) is not None
+
+
 def missing_path(path: str | Path, field: str, reason: str = "no such file or folder") -> InputError:
     """Return the error for a path that does not exist, with the nearest names in the folder it should be in."""
+    if is_address(path):
+        return InputError(f"is an address, not a file or folder: {FETCH}", field=field, value=str(path))
     wanted = Path(path).expanduser()
     rest = Path()
     while not wanted.parent.is_dir() and wanted.parent != wanted:

@@ -197,3 +197,42 @@ def test_a_plan_with_a_batch_in_tokens_says_so(meshwright: Any) -> None:
     assert plan["repair"]["overrides"] == ["train.global_batch_size=1024"]
     sizes = meshwright("size", *typed, "--gpu", "H100", "--max-gpus", "8").json
     assert any("ranges.batch-in-tokens" in note for note in sizes["notes"])
+
+
+def test_a_written_job_loads_the_state_of_its_own_checkpoints(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(JOB)
+    words = ("launch", str(tmp_path / "job.sbatch"), "--scheduler", "slurm", "--gpus", "24x4xA100-40", "--json")
+    answer = meshwright(*words, "--time", "1-00:00:00").json
+    text = next(iter(answer["files"].values()))
+    assert "--pretrained-checkpoint /ckpt/base" in text
+    assert not [flag for flag in STATE.split() if flag in text]
+    assert any("no_load_optim" in note for note in answer["notes"])  # listed as not kept
+    own = JOB.replace(WEIGHTS, "--load /ckpt/cpt --save /ckpt/cpt").replace("--finetune ", "")
+    (tmp_path / "job.sbatch").write_text(own)  # a run that goes on without its optimizer state: a choice of the user
+    text = next(iter(meshwright(*words, "--time", "1-00:00:00").json["files"].values()))
+    assert "--no-load-optim" in text
+
+
+@pytest.mark.parametrize(("mounts", "lost"), [(["--mount", "claim:/lustre"], False), ([], True)])
+def test_checkpoints_below_a_mounted_output_folder_are_not_lost(
+    meshwright: Any, tmp_path: Path, mounts: list[str], lost: bool
+) -> None:
+    path = tmp_path / "titan.toml"
+    path.write_text('[job]\ndump_folder = "/lustre/runs/q14"\n' + TITAN.format(batch=1056, steps=47684))
+    words = ("--scheduler", "kubernetes", "--gpus", "6x8xH200", "--image", "nvcr.io/nvidia/pytorch:25.06-py3")
+    notes = meshwright("launch", str(path), *words, *mounts, "--json").json["notes"]
+    found = [note for note in notes if "are lost" in note]
+    assert bool(found) == lost
+    assert not lost or "/lustre/runs/q14/checkpoint" in found[0]
+
+
+def test_data_at_an_address_is_an_error_before_the_job_is_written(meshwright: Any, tmp_path: Path) -> None:
+    model = ("qwen3-14b", "--goal", "cpt", "--gpus", "8xB200", "--dataset", "s3://bucket/fineweb")
+    refused = meshwright("launch", *model, "--scheduler", "skypilot")
+    assert refused.code == 1
+    assert "is an address, not a file or folder: copy its files" in refused.err
+    error = meshwright(
+        "train", "llama3_8b_pretrain_config", "--tiny", "--dataset", "s3://bucket/x", "--out", str(tmp_path)
+    )
+    assert error.code == 2
+    assert "is an address" in error.err

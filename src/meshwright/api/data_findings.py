@@ -107,7 +107,10 @@ def _missing_folders(recipe: Recipe) -> Iterator[Finding]:
 
 def _findings(recipe: Recipe, key: str, name: str, thorough: bool) -> Iterator[Finding]:
     path = Path(name).expanduser()
-    if not any(Path(f"{path}{end}").exists() for end in ("", ".bin", ".idx")):
+    if file_access.is_address(name) and recipe.engine == ENGINES[0]:
+        message = f"{name} is an address, not a file or folder: {file_access.FETCH}"
+        yield Finding(DATA_MISSING, "error", key, message, (), no_fix=f"{key}=/PATH")
+    elif not any(Path(f"{path}{end}").exists() for end in ("", ".bin", ".idx")):
         near = [one for one in file_access.neighbours(path) if not recipe.data.blend]
         meant = f"; did you mean {key}={near[0]}?" if near else ""
         message = f"{name} is not on this machine: it was not counted, and train needs it where it runs{meant}"

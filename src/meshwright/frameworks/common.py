@@ -51,6 +51,12 @@ OTHER_TASK = re.compile(
 """Names of programs that do something else than train."""
 
 
+def state_left_out(key_map: str, settings: Settings) -> dict[str, SourcedValue]:
+    """Return the settings with which a start does not load all of the training state."""
+    wanted = STATE_LEFT_OUT.get(key_map, {})
+    return {key: settings[key] for key, value in wanted.items() if key in settings and settings[key].value is value}
+
+
 def gpu_request_of(launch: LaunchCommand) -> GpuRequest:
     """Return the GPUs that a launch command requests."""
     return GpuRequest(

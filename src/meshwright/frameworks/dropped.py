@@ -30,6 +30,7 @@ OFF = ("false", "no", "none", "null", "off")
 PROGRAM = ("recipe", "_target_")  # the class or recipe that reads the other settings
 PRESET = ("module", "config")  # torchtitan's preset, from which the model and the defaults are imported
 NO_FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
+STATE = "a restart would not load all of the training state; the initial weights are loaded without it"
 MIXED = "also has the initial weights, which a restart would resume: another folder is used for the checkpoints"
 NO_LOAD = "is not imported: name initial weights with checkpoint.pretrained=DIR"
 WEIGHTS_ONLY = (

@@ -18,8 +18,8 @@ from msgspec import UNSET
 from meshwright import config_io, json_text
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.common import FOLDERS
-from meshwright.frameworks.dropped import STRUCTURED, DroppedSetting, lost_arguments, lost_folders
+from meshwright.frameworks.common import FOLDERS, state_left_out
+from meshwright.frameworks.dropped import STATE, STRUCTURED, DroppedSetting, lost_arguments, lost_folders
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE, differences, is_same, read_back, write
 from meshwright.frameworks.file_import import ImportedFile
 from meshwright.frameworks.framework import Content, Framework
@@ -495,6 +495,7 @@ def _of_the_job(framework: Framework, settings: Settings, after: Mapping[str, An
     load = FOLDERS.get(framework.key_map, ("", "", ""))[1]
     if load in after and load in settings and text_of(settings[load].value) != text_of(after[load]):
         found |= _alternatives(framework, load)
+        found |= state_left_out(framework.key_map, settings).keys()
     return found
 
 
@@ -555,6 +556,8 @@ def _lost(imported: ImportedFile, settings: Settings, result: Mapping[str, Any])
     folders = lost_folders(imported.framework, imported.content, settings, same=True)
     found = [one for one in folders if text_of(result.get(one.key)) != text_of(one.value)]
     found += lost_arguments(imported.settings.parsed)
+    left_out = state_left_out(imported.framework.key_map, settings).items()
+    found += [DroppedSetting(key, one.value, STATE, one.file, one.line) for key, one in left_out if key not in result]
     for key, one in settings.items():
         kept = key in result or bool(_alternatives(imported.framework, key) & result.keys())
         replaced = key in refused and text_of(result.get(key)) != text_of(one.value)

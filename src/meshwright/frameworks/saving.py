@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.costs import Estimate
 from meshwright.display import duration, plural
 from meshwright.errors import InputError
-from meshwright.frameworks.common import FOLDERS, INITIAL_WEIGHTS, KEEP_ALL, STATE_LEFT_OUT, value_or_default
+from meshwright.frameworks.common import FOLDERS, INITIAL_WEIGHTS, KEEP_ALL, state_left_out, value_or_default
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.to_recipe import ImportedRecipe
@@ -131,9 +131,9 @@ def resume_findings(
 def _left_out(framework: Framework, settings: Settings) -> dict[str, bool]:
     """Return the settings with which a start loads the weights alone; none if it loads the state of the training."""
     weights_only = FOLDERS[framework.key_map][2]
-    wanted = {weights_only: True, **STATE_LEFT_OUT.get(framework.key_map, {})}
-    found = {key: value for key, value in wanted.items() if key in settings and settings[key].value is value}
-    return found if weights_only in found else {}
+    if weights_only not in settings or settings[weights_only].value is not True:
+        return {}
+    return {weights_only: True, **{key: one.value for key, one in state_left_out(framework.key_map, settings).items()}}
 
 
 def started_again(recipe: Recipe, estimate: Estimate | None, launch: LaunchCommand) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.shell.containers import container_of
 from meshwright.frameworks.trainer_fields import DATASETS
-from meshwright.frameworks.types import Program, ProgramArguments, SourcedValue
+from meshwright.frameworks.types import Program, ProgramArguments, Settings, SourcedValue
 from meshwright.planner.saving import fitting_interval
 from meshwright.recipes import overrides as override
 from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
@@ -25,6 +25,10 @@ from meshwright.recipes.types import Recipe, field_value
 
 SAVE_MINUTES = 30
 SAVING_S = 120  # seconds that writing a checkpoint may take after the current step
+
+
+OUTPUT_FOLDERS = ("job.dump_folder", "dump_folder")
+"""torchtitan's keys of the folder that contains the one of the checkpoints."""
 
 
 class Checkout(NamedTuple):
@@ -360,3 +364,12 @@ def requeue_note(framework: str, recipe: Recipe, step_s: float, own: bool = Fals
     more = own and (not steps or minutes > SAVE_MINUTES)
     other = f"; --save-minutes {SAVE_MINUTES} saves more often" if more else ""
     return f"requeue: {CHECKOUTS[framework].how}; {every}{other}"
+
+
+def with_output_folder(recipe: Recipe, settings: Settings) -> Recipe:
+    """Return the recipe with the folder of the checkpoints below the output folder that a file names by its path."""
+    stated = next((settings[key] for key in OUTPUT_FOLDERS if key in settings), None)
+    if stated is None or stated.unresolved or not str(stated.value).startswith("/"):
+        return recipe
+    folder = str(PurePosixPath(str(stated.value)) / (recipe.checkpoint.folder or "checkpoint"))
+    return override.change(recipe, {"checkpoint.folder": folder})[0]
