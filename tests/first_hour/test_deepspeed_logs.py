@@ -86,3 +86,23 @@ def test_records_of_the_trainer_go_before_messages_of_deepspeed(meshwright: Any)
     )
     Path("train.log").write_text(deepspeed_log((3.2, 3.2)) + records)
     assert meshwright("doctor", "train.log", "--json").json["kind"] == "transformers"
+
+
+FLUSH = (
+    "[2026-01-01 00:00:00,000] [WARNING] [stage3.py:2150:step] 2 pytorch allocator cache flushes since last step. this "
+    "happens when there is high memory pressure and is detrimental to performance."
+)
+
+
+def test_flushes_of_the_allocator_that_deepspeed_reports_are_a_finding(meshwright: Any, tmp_path: Path) -> None:
+    lines = [
+        f"[2026-01-01 00:{step:02d}:00,000] [INFO] [logging.py:107:log_dist] [Rank 0] step={step}, skipped=0, "
+        "lr=[3e-05], mom=[(0.9, 0.95)]"
+        for step in range(1, 30)
+    ]
+    path = tmp_path / "ds.log"
+    for text, count in ((lines, 0), ([*lines[:9], FLUSH, *lines[9:20], FLUSH, *lines[20:]], 4)):
+        path.write_text("\n".join(text) + "\n")
+        found = meshwright("doctor", str(path), "--json").json["findings"]
+        messages = [one["message"] for one in found if one["rule"] == "memory.only-just-fits"]
+        assert [message.split()[0] for message in messages] == [str(count)] * bool(count)

@@ -78,3 +78,18 @@ def test_a_run_that_every_time_limit_set_back_is_advised_to_save_before_it(meshw
     found = remedies(meshwright, tmp_path / "slurm-42.out", lines, "run.restarts")
     assert found[0] == ["--exit-signal-handler", SIGNAL]
     assert ["checkpoint.save_every=14", "--save-interval 14"] in found
+
+
+NODE_FAILURE = "slurmstepd: error: *** JOB 42 ON n00 CANCELLED AT 2026-01-01T12:00:00 DUE TO NODE FAILURE, SEE LOG ***"
+LOST = "[rank{rank}]: socketProgress: Connection closed by remote peer {node}<41822>"
+
+
+@pytest.mark.parametrize(
+    ("peers", "named"), [(["n17"], "n17"), (["n17", "n17"], "n17"), (["n17", "n18"], "NODE"), ([], "NODE")]
+)
+def test_a_failed_node_is_the_one_to_which_connections_were_lost(
+    meshwright: Any, tmp_path: Path, peers: list[str], named: str
+) -> None:
+    lost = [LOST.format(rank=rank, node=node) for rank, node in enumerate(peers)]
+    found = remedies(meshwright, tmp_path / "a.log", [*megatron({}), *lost, NODE_FAILURE], "run.failed-node-failure")
+    assert any(f"--exclude={named}" in text for remedy in found for text in remedy)

@@ -166,6 +166,7 @@ AMBIGUOUS = ("network", "scheduler", "time_limit", "preemption", "cancelled", "t
 SCHEDULER = ("time_limit", "preemption", "cancelled", "terminated", "scheduler")
 """Ends by the scheduler: errors after them are consequences."""
 NODE = re.compile(r"[Nn]ode failure on ([\w.,\[\]-]+\w\]?)|Node (\S+) not responding")
+PEER = re.compile(r"remote peer ([A-Za-z][\w.-]*?)<")
 STEP_NODE = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED")
 
 HINTS = (
@@ -247,6 +248,11 @@ def failed_nodes(found: Sequence[Fault]) -> tuple[str, ...]:
     named = [match[1] or match[2] for text in texts if (match := NODE.search(text))]
     ended = [match[1] for text in texts if (match := STEP_NODE.search(text))]
     return tuple(dict.fromkeys(named or ended))
+
+
+def lost_peers(found: Sequence[Fault]) -> tuple[str, ...]:
+    """Return the nodes to which ranks lost their connections, as NCCL names them."""
+    return tuple(dict.fromkeys(match[1] for one in found if (match := PEER.search(one.text))))
 
 
 def pattern(name: str) -> FaultPattern:

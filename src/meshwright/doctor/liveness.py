@@ -253,8 +253,11 @@ def _node_failure(fatal: list[Fault]) -> Finding:
     """Return the finding of a failed node; the timeouts and lost connections of the other ranks are consequences."""
     failures = [fault for fault in fatal if fault.name == "node_failure"]
     nodes, others = ",".join(faults.failed_nodes(fatal)), [fault for fault in fatal if fault.name != "node_failure"]
+    peers = () if nodes else faults.lost_peers(others)
+    suspect = peers[0] if len(peers) == 1 else ""
     step = next((fault.step for fault in fatal if fault.step is not None), None)
-    subject = f"node {nodes} failed" if nodes else "a node failed (the log does not name it)"
+    unnamed = f"probably {suspect}, to which a connection was lost" if suspect else "the log does not name it"
+    subject = f"node {nodes} failed" if nodes else f"a node failed ({unnamed})"
     text = f"{subject}, and the scheduler ended the run" + (f", after step {step}" if step else "")
     if others:
         names = dict.fromkeys(faults.pattern(one.name).meaning for one in others)
@@ -267,7 +270,8 @@ def _node_failure(fatal: list[Fault]) -> Finding:
         lines=tuple(one.located for one in (*failures[:2], *others[:2])),
         evidence=(Evidence("failed nodes", nodes),) if nodes else (),
         remedies=tuple(
-            remedies.advice(fix.replace("NODE", nodes) if nodes else fix) for fix in faults.pattern("node_failure").fix
+            remedies.advice(fix.replace("NODE", nodes or suspect or "NODE"))
+            for fix in faults.pattern("node_failure").fix
         ),
     )
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshwright import file_access, json_text
-from meshwright.doctor import faults, hang, nccl_network, recompiles, straggler_reports
+from meshwright.doctor import cache_flushes, faults, hang, nccl_network, recompiles, straggler_reports
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
 from meshwright.doctor.jobs import newest_job, note_of_others, of_shorter_trainings, run_folders
@@ -139,6 +139,7 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
         network=network,
         recompiles=recompiles.find_recompiles(lines, run.steps, name),
         straggler_reports=straggler_reports.find_reports(lines, run.steps),
+        **cache_flushes.flushes(lines, run),
     )
     if found_faults:
         found = msgspec.structs.replace(found, collectives=tuple(hang.reports(lines, name)), hosts=hang.hosts(lines))
