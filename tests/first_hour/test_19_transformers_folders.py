@@ -49,6 +49,19 @@ def test_a_saved_folder_trains_with_transformers_loss(kind: str, variant: Any, m
     train_from_saved(meshwright, tmp_path, kind, variant)
 
 
+TEXT_ALONE = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe"]  # no class of their own without the encoder
+
+
+@pytest.mark.parametrize("kind", TEXT_ALONE)
+def test_text_alone_trains_a_vision_language_model_with_its_loss(kind: str, meshwright: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    saved_folders.import_models(kind)
+    expected = run(1, saved_folders.save, str(folder), kind, {}, {})[0]
+    answer = meshwright(*(word for word in saved_folders.words(folder, kind) if word != "data.images=true"))
+    assert answer.code == 0, answer.out + answer.err
+    assert answer.json["losses"][0] == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", TYPES)

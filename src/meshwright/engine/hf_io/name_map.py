@@ -41,6 +41,7 @@ MTP_LAYER_NAMES = {
     "eh_proj.": "fc.",
     "shared_head.norm.": "norm.",
 }
+STACKED_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")  # transposed in files of Qwen3-VL's experts
 ALWAYS_IGNORED = (r"rotary_emb\.inv_freq$", r"\.attn\.masked_bias$")  # tables in older files
 
 
@@ -160,7 +161,7 @@ class NameMap:
         renamings, converters = self._transforms
         name, pattern = rename_source_key(key, renamings, converters, self.model.base_model_prefix, self.shapes)
         if pattern is None:
-            return name, FileTensor(key)
+            return name, FileTensor(key, may_be_transposed=name.endswith(STACKED_EXPERTS))
         converter = next(c for c in converters if pattern in c.source_patterns)
         stacked, dim = _operations(converter, name)
         number = re.search(pattern.replace("*", r"(\d+)"), key) if stacked else None

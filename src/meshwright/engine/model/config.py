@@ -28,7 +28,7 @@ def config_for(recipe: Recipe) -> Any:
     full = transformers_config(_supported_config(recipe))
     config = full if recipe.data.images else full.get_text_config()
     config.tie_word_embeddings = full.tie_word_embeddings  # vision-language configs have it only outside
-    values = _values(config)
+    values = _values(config) if recipe.data.images else _on_text_alone(_values(config))
     text = language_values(values)
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
     for field, value in changes.items():
@@ -45,6 +45,26 @@ def config_for(recipe: Recipe) -> Any:
             raise InputError(reason, field="train.init_std", value=recipe.train.init_std, fix=("train.init_std=0",))
         text["initializer_range"] = recipe.train.init_std
     return transformers_config(_with_language(values, text))
+
+
+# Language models with a class only inside their vision-language model -> the values of the class that computes the
+# same without images, where the three positions of a token are equal.
+SAME_ON_TEXT: Mapping[str, Mapping[str, Any]] = {
+    "qwen2_5_vl_text": {"model_type": "qwen2"},
+    "qwen3_vl_text": {"model_type": "qwen3"},
+    "qwen3_vl_moe_text": {"model_type": "qwen3_moe", "norm_topk_prob": True},
+    "glm4v_moe_text": {"model_type": "glm4_moe"},
+}
+IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
+
+
+def _on_text_alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a language model's values as those of a class that transformers can build without the vision encoder."""
+    same = SAME_ON_TEXT.get(values["model_type"])
+    if same is None:
+        return dict(values)
+    rope = {key: value for key, value in (values.get("rope_parameters") or {}).items() if key not in IMAGE_POSITIONS}
+    return {**values, **same, "rope_parameters": rope}
 
 
 def _with_positions(text: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
