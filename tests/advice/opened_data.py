@@ -24,14 +24,16 @@ def write_files(folder: Path) -> dict[str, str]:
     ]
     pairs = [{"prompt": f"q{n}", "response": f"a{n}", "other": f"b{n}"} for n in range(16)]
     text = "\n\n".join(f"first line of {n}\nsecond line of {n}" for n in range(40))
+    ruled = [{"messages": [{"role": "system", "content": "Be brief."}, *row["messages"]]} for row in chats]
     split = folder / "split"
     split.mkdir()
-    for path, rows in (("chats", chats), ("pairs", pairs), ("split/train", chats[:8]), ("split/test", chats[8:])):
+    files = {"chats": chats, "ruled": ruled, "pairs": pairs, "split/train": chats[:8], "split/test": chats[8:]}
+    for path, rows in files.items():
         (folder / f"{path}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "text.txt").write_text(text)
     (folder / "template.jinja").write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
     write_tiny_tokenizer(folder / "tokenizer", 300)
-    names = ("tokenizer", "chats.jsonl", "pairs.jsonl", "text.txt", "template.jinja", "split")
+    names = ("tokenizer", "chats.jsonl", "ruled.jsonl", "pairs.jsonl", "text.txt", "template.jinja", "split")
     return {name.partition(".")[0]: str(folder / name) for name in names}
 
 

@@ -219,6 +219,7 @@ WALK: dict[str, Finding | Built | Computed | Opened | Ran | Read] = {
     "data.validation_part": Opened("0.7", (*CHATS, "data.validation_part=0.3"), held_out=True),
     "data.train_on": Opened("all", CHATS),
     "data.chat_template": Opened("{template}", CHATS),
+    "data.merge_system": Opened("true", (*CHATS[1:], "data.dataset={ruled}")),
     "data.truncation": Opened("drop", ("data.seq_length=95", *(one for one in CHATS if "length" not in one))),
     "data.group_by_length": Opened("true", CHATS),
     "data.streaming": Opened("true", CHATS),

@@ -255,7 +255,7 @@ srun python pretrain_gpt.py $ARGS
 
 
 def test_a_gpu_type_alone_has_the_count_of_the_job(moe: None, meshwright: Any) -> None:
-    Path("job.sbatch").write_text(JOB)
+    Path("job.sbatch").write_text(JOB.replace("srun", "srun --container-image=nemo.sqsh"))  # whose hook sets RANK
     answer = meshwright("check", "job.sbatch", "--gpus", "H100", "--json")
     assert answer.code == 0
     assert answer.json["gpus"] == "4x8xH100"

@@ -229,7 +229,7 @@ def test_size_names_the_batch_that_divides_by_the_own_gpus(meshwright: Any, here
     found = " ".join(meshwright(*typed, "--max-gpus", "96").out.split())
     assert re.search(
         r"your 96 GPUs train 1\.[1-9]\d times the tokens per second with train\.global_batch_size=\d+: [\d.]+ days in "
-        r"place of [\d.]+; \d+ divides into few layouts of 96 GPUs; a new experiment",
+        r"place of [\d.]+ days; \d+ divides into few layouts of 96 GPUs; a new experiment",
         found,
     )
     kept = meshwright(*typed, "--max-gpus", "96", "train.global_batch_size=512").out
@@ -366,7 +366,7 @@ def test_a_lower_rate_keeps_the_end_of_the_decay_and_says_nothing(meshwright: An
     ("typed", "answered"),
     [
         ("zero_optimization.stage=2", "where it sets layout.strategy"),
-        ("gradient_clipping=0.5", "where it sets optimizer.clip_grad: write that here"),
+        ("gradient_clipping=0.5", "did you mean optimizer.clip_grad?\nfix:   optimizer.clip_grad=0.5"),
         ("dataloader.shuffle=false", "without a field here: change it there"),
     ],
 )

@@ -164,13 +164,13 @@ def test_a_missing_tokenizer_names_the_bytes() -> None:
     assert any("data.tokenizer=bytes" in fix for fix in refused.value.fix)
 
 
-def test_the_refused_contract_names_the_python_argument() -> None:
+def test_the_refused_contract_names_the_option() -> None:
     from meshwright.engine.checkpoint.contract import check_contract
     from meshwright.errors import InputError
 
     with pytest.raises(InputError) as refused:
         check_contract({"train.steps": 3}, {"train.steps": 4}, False)
-    assert any("accept_changes=True" in fix for fix in refused.value.fix)
+    assert any("--accept-changes" in fix for fix in refused.value.fix)
 
 
 @pytest.mark.parametrize("key", ["train.rampup_batch_size", "batch_ramp", "batch_size_rampup"])

@@ -42,7 +42,7 @@ def reject_impossible(values: Mapping[str, object]) -> None:
     every = _every()
     for key, value, fact in _numbers(values):
         low, high = min(every.get(key, (value,))), max(every.get(key, (value,)))
-        if low / BEYOND <= value <= high * BEYOND:
+        if (low / BEYOND <= value or key == "network_gb_s") and value <= high * BEYOND:  # 1 Gb Ethernet exists
             continue
         meant = (
             f"; {value:g} {unit} are {key} = {value * factor:g}"
