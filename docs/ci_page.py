@@ -56,8 +56,9 @@ TEXT = """\
 # Check training configs in CI
 
 `meshwright check` reads files, folders and quoted globs (`'configs/**/*.yaml'`), starts nothing and needs no GPU. It
-reads every file that one of the frameworks reads, and names those that it skips. Many files are checked in as many
-processes as there are cores.
+reads every file that one of the frameworks reads, and names those that it skips. A file of a folder that cannot be
+parsed is an error if it shows a setting of a training, such as `learning_rate`; other programs' files (templates,
+several documents, comments in JSON) are skipped. Many files are checked in as many processes as there are cores.
 
 ## A sample repository
 

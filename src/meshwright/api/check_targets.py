@@ -30,6 +30,13 @@ LAUNCHERS = re.compile(
     r"torchrun|torch\.distributed|\bsrun\b|accelerate launch|deepspeed|meshwright train|pretrain_gpt"
 )
 
+TRAINS = re.compile(
+    r"batch_?size|learning_rate|seq(?:uence)?_len|\b(?:lr|bf16|fp16|fsdp)\b|(?:zero|fsdp|peft|lora)_|_parallel|optimizer:"
+    r"|train_iters|max_steps|num_(?:train_)?epochs|base_model|model_name_or_path|distributed_type|deepspeed|\[training\]"
+    + f"|{LAUNCHERS.pattern}"
+)
+"""What a config of a framework has at least one of: a file without any that cannot be read is another program's."""
+
 
 class SkippedFile(Part, frozen=True, kw_only=True):
     """A file of a folder or glob that is not checked."""
@@ -161,9 +168,9 @@ def why_skipped(file: str, framework: str | None) -> str:
     try:
         content = frameworks.open_file(file)
     except InputError as error:
-        text = _start(file) if file.endswith(CONFIG_SUFFIXES) else ""
         is_script = frameworks.SUFFIXES.get(Path(file).suffix.lower(), "shell") == "shell"
-        return error.reason if is_script and not LAUNCHERS.search(text) else ""
+        text = _start(file) if file.lower().endswith(CONFIG_SUFFIXES) else ""
+        return "" if (LAUNCHERS if is_script else TRAINS).search(text) else error.reason
     try:
         frameworks.framework_of(content, framework, front_ends=True)
     except InputError as error:
@@ -172,6 +179,6 @@ def why_skipped(file: str, framework: str | None) -> str:
 
 
 def _start(file: str) -> str:
-    """Return the start of a file that is no config: enough to see whether it launches a training."""
+    """Return the start of a file that is no config: enough to see whether it trains."""
     with open(file, "rb") as opened:
-        return opened.read(TEXT_BYTES).decode(errors="replace")
+        return opened.read(TEXT_BYTES).decode(errors="replace").replace("\0", "")  # of UTF-16
