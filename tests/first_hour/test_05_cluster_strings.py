@@ -69,6 +69,8 @@ def test_what_people_type_is_understood(typed: str, meant: str) -> None:
         ("2x6000", "looks like the name of a card", "2xA6000"),
         ("2x500", "500 GPUs are not one node", None),
         ("h100 8", "write the count before the GPU", "8xH100"),
+        ("4xA100-40 x 24", "both counts come before the GPU", "24x4xA100-40"),
+        ("24xA100-40x4", "both counts come before the GPU", "24x4xA100-40"),
         ("17 h100 on 2 nodes", "cannot be in 2 equal nodes", None),
         ("g5.13xlarge", "not a cluster", "g5.12xlarge"),
         ("8xP40", "no tensor cores", "1xT4"),

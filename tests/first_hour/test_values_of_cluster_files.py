@@ -106,3 +106,25 @@ def test_keys_of_cluster_files_typed_in_a_command_name_the_file(meshwright, type
 def test_a_budget_names_where_the_speed_of_checkpoints_is_set(meshwright):
     typed = ("recommend", "llama3-8b", "--goal", "sft", "--gpus", "8xH100", "--tokens", "10B")
     assert "storage_gb_s in a cluster file sets the speed" in meshwright(*typed).out
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ('gpus = "6x8xH200"', 'gpu = "H200", nodes = 6, gpus_per_node = 8'),
+        ('gpus = "48xH200"', 'gpu = "H200", nodes = 6, gpus_per_node = 8'),
+        ('cluster = "4xA100-40"', 'gpu = "A100-40", gpus_per_node = 4'),
+        ('gpu = "8xH200"\nnodes = 6', 'gpu = "H200", gpus_per_node = 8'),
+    ],
+)
+def test_a_cluster_in_a_file_as_it_is_typed_names_its_parts(line, parts):
+    with pytest.raises(InputError, match=f"a file has its parts: {parts}$"):
+        cluster(file(line))
+
+
+def test_cluster_files_are_compared_by_size(meshwright):
+    file('gpu = "A100-40"\nnodes = 24\ngpus_per_node = 4')
+    Path("rented.toml").write_text('gpu = "B200"\n')
+    error = meshwright("compare", "qwen3-14b", "own.toml", "rented.toml", "--goal", "pretrain", "--json").json["error"]
+    assert "describes a cluster" in error["message"]
+    assert error["fix"][0] == "meshwright size qwen3-14b --goal pretrain --gpu own.toml,rented.toml"

@@ -19,6 +19,7 @@ from meshwright.api.questions import job_question, model_question, named_job
 from meshwright.api.ranked_sides import Comparison, ranked
 from meshwright.api.run_comparison import RunComparison, compared_runs, is_run, not_all_runs
 from meshwright.api.verb_function import verb
+from meshwright.clusters import is_cluster_file
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks import UnmappedField
 from meshwright.notes import note
@@ -39,6 +40,14 @@ def compare(request: requests.Compare) -> Comparison | RunComparison:
     targets = (request.target, *request.more)
     if any(is_run(one) for one in targets):
         return _of_runs(request, targets)
+    if described := [one for one in map(str, targets[1:]) if is_cluster_file(one)]:
+        reason = "describes a cluster: compare plans on one, size compares several"
+        goal = request.goal or "pretrain"
+        fixes = (
+            f"meshwright size {request.target} --goal {goal} --gpu {','.join(described)}",
+            f"--gpus {described[0]}",
+        )
+        raise InputError(reason, field="target", value=described[0], fix=fixes)
     engines = _engines(request.engines)
     if len(targets) == 1:
         sides, own = _on_engines(request, engines or ENGINES)

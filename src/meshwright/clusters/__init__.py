@@ -3,7 +3,14 @@
 from meshwright.clusters.assumptions import host_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known, normalize_name
 from meshwright.clusters.detect import read_nvidia_smi
-from meshwright.clusters.file import FILE_KEYS, cluster_reference, file_as_typed, file_of_cluster, with_file
+from meshwright.clusters.file import (
+    FILE_KEYS,
+    cluster_reference,
+    file_as_typed,
+    file_of_cluster,
+    is_cluster_file,
+    with_file,
+)
 from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes, usual_node
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import AMD_ARCHS, Assumption, Cluster, Gpu, GpuArch, GpuLink
@@ -27,6 +34,7 @@ __all__ = [
     "gpu",
     "gpus",
     "host_assumed",
+    "is_cluster_file",
     "is_known",
     "normalize_name",
     "read_nvidia_smi",

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright import file_access
-from meshwright.clusters.catalogue import gpu
+from meshwright.clusters.catalogue import gpu, is_known
 from meshwright.clusters.plausible import reject_impossible, unlikely
 from meshwright.clusters.tables import (
     GPU_KEYS,
@@ -40,6 +40,7 @@ _OF_THE_GPU = ("arch", "capability", "memory_gib", "hbm_gb_s", "peak_tflops")
 """Facts that make another GPU: with one of them, `name` is the GPU's, else the cluster's."""
 _OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "nvlink_board", "aliases"))
 FILE_LOOKS = 'a cluster file is TOML, with lines such as gpu = "H100", nodes = 2, gpus_per_node = 8, network_gb_s = 50'
+_CLUSTER = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?x ?([A-Za-z][\w-]*)")
 FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
 
 
@@ -116,7 +117,21 @@ def _load(path: str, sent: str | None) -> dict[str, Any]:
         raise BadTableError(f"the file is not valid TOML: {str(error)[:200]}; {FILE_LOOKS}") from None
 
 
+def _reject_cluster_string(table: Mapping[str, Any]) -> None:
+    """Raise if a key has a cluster as --gpus takes it: a file has its parts."""
+    for key in ("gpus", "cluster", "gpu"):
+        found = _CLUSTER.fullmatch(str(table.get(key, "")))
+        if found is None or not is_known(found[3]):
+            continue
+        node, each, nodes = gpu(found[3]).gpus_per_node, int(found[2]), found[1]
+        if nodes is None and each > node and each % node == 0:
+            nodes, each = each // node, node
+        parts = "".join((f'gpu = "{found[3]}"', f", nodes = {nodes}" if nodes else "", f", gpus_per_node = {each}"))
+        raise BadTableError(f"{key} has a cluster as --gpus takes it; a file has its parts: {parts}")
+
+
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:
+    _reject_cluster_string(table)
     reject_unknown_keys(table, FILE_KEYS, OTHER_KEYS)
     base = _gpu_of(table)
     overrides = read_gpu_values({key: value for key, value in table.items() if key in _OVERRIDES and key != NETWORK})
@@ -157,3 +172,14 @@ def _gpu_of(table: Mapping[str, Any]) -> Gpu:
             raise BadTableError('gpu is missing; write gpu = "H100", or a [gpu] table for a custom GPU')
         case other:
             raise BadTableError(f"gpu = {format_value(other)}: must be the name of a GPU or a [gpu] table")
+
+
+def is_cluster_file(path: str) -> bool:
+    """Return whether this is a TOML file with only keys of a cluster file."""
+    if not path.endswith(".toml") or file_access.closed() or not os.path.isfile(path):
+        return False
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return "gpu" in table and table.keys() <= {*FILE_KEYS}

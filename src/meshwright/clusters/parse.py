@@ -341,10 +341,14 @@ def _unknown_gpu(name: str) -> InputError | None:
     return None
 
 
+MAX_NODE = 15  # GPUs that a node has, at most, if another count beside it is larger
+
+
 def _counts_around(text: str, first: str, name: str, last: str) -> InputError:
-    """Return the error for a GPU between two counts: `16xH100x8` and `8xH100x16` are 16 nodes of 8."""
+    """Return the error for a GPU between two counts: `16xH100x8`, `8xH100x16` and `4xH100x16` are 16 nodes."""
     known = gpu(name)
-    nodes, each = (last, first) if int(first) == known.gpus_per_node else (first, last)
+    is_node = int(first) == known.gpus_per_node or int(first) <= MAX_NODE < int(last)
+    nodes, each = (last, first) if is_node else (first, last)
     fix = f"{nodes}x{each}x{known.name}"
     return _bad(text, f"both counts come before the GPU, nodes first: {fix}", [fix])
 
