@@ -236,3 +236,10 @@ def test_data_at_an_address_is_an_error_before_the_job_is_written(meshwright: An
     )
     assert error.code == 2
     assert "is an address" in error.err
+
+
+def test_a_new_machine_needs_an_image_or_a_setup(meshwright: Any) -> None:
+    job = ("launch", "qwen3_600m_sft_config", "--scheduler", "skypilot", "--gpus", "8xB200", "--json")
+    for words, noted in (((), True), (("--setup", "pip install ."), False), (("--image", "team/train:1"), False)):
+        notes = meshwright(*job, *words).json["notes"]
+        assert any("new machines have no meshwright" in note for note in notes) == noted

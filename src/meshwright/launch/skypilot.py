@@ -13,6 +13,7 @@ from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
 
 FILES = "~/meshwright_files"  # folder of the job's files on every node
+INSTALL = "add --setup with the commands that install it and torch, or --image with both"
 # GPUs with another name in SkyPilot; those with the same name; others are not available there.
 NAMES = {"A100-40": "A100", "A100-80": "A100-80GB"}
 SAME_NAMES = ("A6000", "H100", "H200", "B200", "B300", "GB200", "GB300", "L40S", "RTX4090", "RTX5090", "MI300X")
@@ -37,7 +38,9 @@ def on_skypilot(job: Job) -> Launch:
     }
     verb = ["sky", "jobs", "launch"] if job.max_restarts else ["sky", "launch"]
     files = {file: to_yaml(task, comments=job.comments), **job.files}
-    return Launch(scheduler="skypilot", files=files, commands=(shlex.join([*verb, file]),), notes=restart_note(job))
+    bare = job.finds_ranks and not job.image and not job.setup
+    notes = (*restart_note(job), *((f"new machines have no {job.needs}: {INSTALL}",) if bare else ()))
+    return Launch(scheduler="skypilot", files=files, commands=(shlex.join([*verb, file]),), notes=notes)
 
 
 def _accelerators(job: Job) -> dict[str, str]:
