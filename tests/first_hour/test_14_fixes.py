@@ -249,3 +249,17 @@ def test_advice_on_memory_holds_what_the_next_search_would_change(words: tuple[s
     try_mistake(["recommend", *words], result)
     assert result.fixes
     assert not result.refused, report(result)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gemma3_1b", "--gpus", "2xH100", "--goal", "peft", "--engine", "kempnerforge", "layout.micro_batch_size=100"),
+        ("gemma3_1b", "--gpus", "8xMI300X", "--goal", "pretrain", "schedule.decay_steps=1", "layout.tp=4097"),
+        ("flux_12b", "--gpus", "1xH100", "--goal", "pretrain", "layout.cp=8", "train.z_loss=30000"),
+    ],
+)
+def test_a_typed_layout_is_named_also_beside_another_mistake(words: tuple[str, ...]) -> None:
+    answer = call("recommend", *words)
+    assert answer.code == 1
+    assert answer.errors & {"batch.divides", "topology.world"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -225,15 +225,20 @@ def plan_fixed(
 
 def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
     """Return the layout to report if none is legal; raise if no layout divides the GPU count."""
-    arithmetic = ARITHMETIC - baseline.pinned.keys()
-    broken = always_broken(baseline.case)
-    blocking = {id for id in broken if rules.RULES[id].field not in arithmetic or id.startswith(OF_ONE_VALUE)}
+    blocking = _blocking(baseline.case, ARITHMETIC - baseline.pinned.keys())
     found = best(baseline.case, baseline.pinned, blocking) if blocking else None
     if found is not None:
         return {**found.layout, **baseline.pinned}
-    if baseline.pinned and any_legal(without_pins(baseline)):  # report the user's values, do not replace them
-        return least_broken(baseline.case, baseline.pinned)
+    free = without_pins(baseline) if baseline.pinned else None
+    if free is not None and any_legal(free, _blocking(free, ARITHMETIC)):
+        return least_broken(baseline.case, baseline.pinned)  # report the user's values, do not replace them
     raise no_layout(baseline.case, blocking)
+
+
+def _blocking(case: Case, arithmetic: Collection[str]) -> set[str]:
+    """Return the error rules that every layout breaks, but for those of fields whose values follow from the GPUs."""
+    broken = always_broken(case)
+    return {id for id in broken if rules.RULES[id].field not in arithmetic or id.startswith(OF_ONE_VALUE)}
 
 
 def plan_with(

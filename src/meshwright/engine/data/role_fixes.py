@@ -9,7 +9,7 @@ from pathlib import Path
 
 SPEAKERS: Mapping[str, str] = {
     **dict.fromkeys(
-        ("customer", "client", "caller", "visitor", "guest", "patient", "student", "person", "asker", "question",
+        ("customer", "client", "caller", "visitor", "guest", "patient", "student", "person", "question",
          "questioner", "enduser", "requester", "sender", "me", "player", "buyer", "employee"), "user",
     ),
     **dict.fromkeys(
