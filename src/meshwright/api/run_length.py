@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import planner
 from meshwright.api import requests
+from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, sample_width, share_of_data
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
@@ -249,17 +250,24 @@ def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType 
     """Return days and cost of the requested tokens or days, else of the recipe's epochs, or of its steps at a price."""
     if request is None:
         return UNSET
-    asked = request.tokens is not None or request.days is not None
-    epochs = None if asked else epochs_of(plan.recipe, plan.case.engine)
-    if not asked and request.price is None and not plan.recipe.train.epochs:
+    by_epochs = request.tokens is None and plan.recipe.train.epochs > 0
+    is_deadline = by_epochs or STEPS in map(recipe_key, request.overrides)  # of the days, for a requested length
+    asked = request.tokens is not None or (request.days is not None and not is_deadline)
+    wants_figures = asked or request.days is not None or request.price is not None or plan.recipe.train.epochs > 0
+    epochs = epochs_of(plan.recipe, plan.case.engine) if by_epochs else None
+    if not wants_figures:
         return UNSET
+    if by_epochs and epochs is None:
+        return None
     if not plan.exists or not plan.estimate.fits or not (asked or plan.has_length):
         return None
     price = price_for(request, plan.question)
     width = sample_width(plan.recipe, plan.case.engine)
     tokens = token_budget(request.tokens)
     advised = any(one.field == "checkpoint.save_every" for one in plan.findings)  # with an interval of its own
-    found = planner.budget(plan.case, plan.estimate, tokens, price, epochs, width, request.days, not advised)
+    found = planner.budget(
+        plan.case, plan.estimate, tokens, price, epochs, width, request.days, not advised, is_deadline
+    )
     if found is None:
         return None
     share = "" if asked else share_of_data(plan.recipe, plan.case.engine)

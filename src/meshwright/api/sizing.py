@@ -23,6 +23,7 @@ from meshwright.planner import Question, Sizing
 from meshwright.recipes.overrides import EPOCHS
 
 MAX_TYPES = 6  # GPU types of one comparison
+UNCOUNTED = "the tokens are what the days train; epochs are counted if --dataset names a file or folder of this machine"
 
 
 @verb(requests.Size)
@@ -38,10 +39,15 @@ def size(request: requests.Size) -> Sizing:
     tokens = token_budget(request.tokens)
     questions = [_sized_question(msgspec.structs.replace(request, gpu=one)) for one in types]
     prices, unpriced = prices_for(request, questions)
-    counted = () if tokens is not None or request.days is not None else _epoch_tokens(questions[0], request)
+    counted = () if tokens is not None else _epoch_tokens(questions[0], request)
     if counted:
         tokens = counted[0]
     asked = tokens is not None or request.days is not None
+    is_open = tokens is None and EPOCHS in map(recipe_key, request.overrides)  # samples that cannot be counted here
+    text = (
+        "the tokens are what the days train: the samples of the epochs are counted if --dataset names a file or folder"
+    )
+    uncounted = (text,) if is_open else ()
     if request.price is not None and not asked:
         price = f"--price {quote(str(request.price))}"
         fix: tuple[str, ...] = (f"--tokens 1T {price}", f"--days 30 {price}")
@@ -55,7 +61,7 @@ def size(request: requests.Size) -> Sizing:
         for question, price, own in zip(questions, prices, _own_counts(types, questions), strict=True)
     ]
     sizing = found[0] if len(found) == 1 else planner.compare(found)
-    return msgspec.structs.replace(sizing, notes=(*sizing.notes, *unpriced, *counted[1:]))
+    return msgspec.structs.replace(sizing, notes=(*sizing.notes, *unpriced, *counted[1:], *uncounted))
 
 
 def _own_counts(types: Sequence[str], questions: Sequence[Question]) -> list[int | None]:

@@ -130,17 +130,18 @@ def budget(
     width: float | None = None,
     days: float | None = None,
     advises_saves: bool = True,
+    is_deadline: bool = False,
 ) -> Budget | None:
     """Return days and cost of a token budget, or the tokens of these days; None if failures leave no time to train.
 
-    Without a budget, it is that of the recipe's epochs or steps. `width` are the tokens per sample that steps of
-    grouped lengths have on average; others are padded to the sequence length.
+    Without a budget, it is that of the recipe's epochs or steps; with `is_deadline`, the days are theirs. `width` are
+    the tokens per sample that steps of grouped lengths have on average; others are padded to the sequence length.
     """
     if tokens is None and days is None and epochs is None and case.recipe.train.epochs:
         return None
     per_step = step_tokens(case, width)
     step_s = per_step / (float(_at_width(case, estimate, width).tokens_per_s_per_gpu) * case.cluster.world)
-    if tokens is None and days is not None:
+    if tokens is None and days is not None and not is_deadline:
         return _within(case, estimate, days, step_s, per_step, price, advises_saves)
     steps = ceil(epochs.samples / case.global_batch_size) if epochs is not None else case.steps
     total = tokens if tokens is not None else float(steps * per_step)

@@ -127,7 +127,8 @@ def text_columns(row: Mapping[str, Any] | Iterable[str]) -> list[str]:
     text = [one for one, value in values.items() if isinstance(value, str)]
     named = [one for one in text if one.lower() not in NO_TEXT]
     kept = [one for one in named if not NUMBER_WORDS & set(WORD.findall(one.lower()))]
-    return [one for one in kept if not CODE.fullmatch(values[one].strip())] or kept or text
+    answers = [one for one in kept if one.lower().startswith(ANSWERS)]  # an extracted answer may be a number
+    return [one for one in kept if one in answers or not CODE.fullmatch(values[one].strip())] or kept or text
 
 
 def _misspelt_schema(available: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -288,15 +289,20 @@ def parse_conversation(row: Row, columns: Mapping[str, str], where: str) -> Conv
                 else f"; it has {', '.join(map(str, row)) or 'none'}"
             )
             raise row_error(where, f"no column {column}{hint}")
-    tools = tools_of(row.get(columns.get("tools", "")), where)
+    tools = tools_of(_optional(row, columns, "tools"), where)
     if "messages" in columns:
         messages = _messages(row[columns["messages"]], columns["messages"], where)
-        system = _text(row.get(columns.get("system", "")), columns.get("system", ""), where)
+        system = _text(_optional(row, columns, "system"), columns.get("system", ""), where)
         return Conversation(_with_system(messages, system, columns.get("system", ""), where), tools)
     if "text" in columns:
         text = _text(row[columns["text"]], columns["text"], where)
         return Conversation([], text=text)
     return _prompt_response(row, columns, where, tools)
+
+
+def _optional(row: Row, columns: Mapping[str, str], key: str) -> Any:
+    """Return the value of a key that may have no column; an unnamed column, as pandas writes its index, is none."""
+    return row.get(columns[key]) if columns.get(key) else None
 
 
 def _with_system(messages: list[Message], system: str, column: str, where: str) -> list[Message]:
@@ -312,7 +318,7 @@ def _with_system(messages: list[Message], system: str, column: str, where: str) 
 
 def _prompt_response(row: Row, columns: Mapping[str, str], where: str, tools: list[Any] | None = None) -> Conversation:
     """Build a user turn (context, prompt, input) and its assistant turn."""
-    system = _text(row.get(columns.get("system", "")), columns.get("system", ""), where)
+    system = _text(_optional(row, columns, "system"), columns.get("system", ""), where)
     prompt, response = (row[columns[key]] for key in ("prompt", "response"))
     if isinstance(prompt, list) and isinstance(response, list) and prompt and isinstance(prompt[0], dict):
         both = _messages(prompt, columns["prompt"], where) + _messages(response, columns["response"], where)
@@ -326,7 +332,7 @@ def _prompt_response(row: Row, columns: Mapping[str, str], where: str, tools: li
     if not user_text:
         raise row_error(where, f"the prompt ({columns['prompt']}) is empty")
     answer = _answer(response, columns["response"], where)
-    history = _history(row.get(columns.get("history", "")), columns.get("history", ""), where)
+    history = _history(_optional(row, columns, "history"), columns.get("history", ""), where)
     turns = [*history, {"role": "user", "content": user_text}, {"role": "assistant", "content": answer}]
     return Conversation(_with_system(turns, system, columns.get("system", ""), where), tools, plain=not history)
 
@@ -471,4 +477,5 @@ def unused_names(row: Row, columns: Mapping[str, str]) -> set[str]:
     column = columns.get("messages", "")
     messages = row.get(column) if column else None
     keys = {key for one in messages if isinstance(one, dict) for key in one} if isinstance(messages, list) else set()
-    return {*(set(row) - set(columns.values())), *(f"{column}[].{key}" for key in keys - USED_KEYS)}
+    unused = {one or "(no name)" for one in set(row) - set(columns.values())}
+    return {*unused, *(f"{column}[].{key}" for key in keys - USED_KEYS)}

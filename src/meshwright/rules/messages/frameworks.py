@@ -1,4 +1,4 @@
-"""Messages of torchtitan, NeMo AutoModel, DeepSpeed, transformers, accelerate, peft and Unsloth, by source file."""
+"""Messages of torchtitan, NeMo AutoModel, DeepSpeed, Hugging Face libraries, Unsloth and Python, by source file."""
 
 from __future__ import annotations
 
@@ -122,6 +122,22 @@ TABLE: Table = {
             "error.fsdp-and-deepspeed"
         ),
         "Context parallelism is supported only with SDPA attention, you are using {}.": "sequence.attention-kernel",
+        "The model did not return a loss from the inputs, only the following keys: {}. For reference, the inputs it "
+        "received are {}.": "error.no-labels",
+    },
+    "huggingface/transformers src/transformers/trainer_utils.py": {
+        "You cannot perform fine-tuning on purely quantized models. Please attach trainable adapters on top of the "
+        "quantized model to correctly perform fine-tuning.": "error.quantized-without-adapters"
+    },
+    "huggingface/transformers src/transformers/quantizers/quantizer_bnb_4bit.py": {
+        "Using `bitsandbytes` 4-bit quantization requires bitsandbytes: `pip install -U bitsandbytes>={}`": (
+            "error.bitsandbytes-missing"
+        ),
+        # older releases
+        "Using `bitsandbytes` 4-bit quantization requires the latest version of bitsandbytes: `pip install -U "
+        "bitsandbytes`": "error.bitsandbytes-missing",
+        "Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit the quantized "
+        "model.": "error.quantized-on-cpu",
     },
     "huggingface/transformers src/transformers/trainer_callback.py": {
         "EarlyStoppingCallback requires metric_for_best_model to be defined": "error.early-stopping",
@@ -140,6 +156,8 @@ TABLE: Table = {
     },
     "huggingface/transformers src/transformers/tokenization_utils_base.py": {
         "Asking to pad but the tokenizer does not have a padding token.": "error.padding-token",
+        "Unable to create tensor, you should probably activate truncation and/or padding with 'padding=True' "
+        "'truncation=True' to have batched tensors with the same length.": "error.uneven-columns",
         "Cannot use chat template functions because tokenizer.chat_template is not set and no template argument was "
         "passed! For information about writing templates and setting the tokenizer.chat_template attribute, please see "
         "the documentation at {}": "error.chat-template",
@@ -160,6 +178,12 @@ TABLE: Table = {
         "Unsloth: Model is in bfloat16 precision but you want to use float16 precision.": "error.unsloth-precision",
         "Unsloth: Model is in float16 precision but you want to use bfloat16 precision.": "error.unsloth-precision",
     },
+    "unslothai/unsloth-zoo unsloth_zoo/device_type.py": {
+        "Unsloth cannot find any torch accelerator? You need a GPU.": "error.unsloth-gpu",
+        "Unsloth currently only works on NVIDIA, AMD and Intel GPUs.": "error.unsloth-gpu",
+        # older releases
+        "Unsloth currently only works on NVIDIA GPUs and Intel GPUs.": "error.unsloth-gpu",
+    },
     "huggingface/accelerate src/accelerate/accelerator.py": {
         "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode.": (
             "error.device-map"
@@ -170,6 +194,14 @@ TABLE: Table = {
             "error.prepare-together"
         ),
         "bf16 mixed precision requires PyTorch >= 1.10 and a supported device.": "precision.bf16-gpu",
+    },
+    "python/cpython Objects/exceptions.c": {
+        "'utf-8' codec can't decode byte {} in position {}: invalid start byte": "error.not-utf-8",
+        "'utf-8' codec can't decode byte {} in position {}: invalid continuation byte": "error.not-utf-8",
+    },
+    "huggingface/datasets src/datasets/load.py": {
+        "Dataset '{}' doesn't exist on the Hub or cannot be accessed.": "error.dataset-access",
+        "Couldn't find any data file at {}.": "error.dataset-files",
     },
     "huggingface/peft src/peft/tuners/tuners_utils.py": {
         "Target modules {} not found in the base model. Please check the target modules and try again.": (

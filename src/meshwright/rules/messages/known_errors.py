@@ -210,6 +210,52 @@ KNOWN_ERRORS: dict[str, KnownError] = {
     "error.padding-token": KnownError(
         "the tokenizer has no padding token", ("tokenizer.pad_token = tokenizer.eos_token",)
     ),
+    "error.no-labels": KnownError(
+        "the batches have no labels, so that the model computes no loss",
+        (
+            "data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False) copies input_ids to labels",
+            "or add a column labels to the dataset, with -100 for tokens outside the loss",
+        ),
+    ),
+    "error.uneven-columns": KnownError(
+        "samples of a batch have different lengths, or a column holds texts or lists that are no tensor",
+        (
+            "remove the columns of texts: dataset.map(tokenize, remove_columns=dataset.column_names)",
+            "DataCollatorForSeq2Seq(tokenizer) pads labels too; DataCollatorForLanguageModeling writes its own",
+        ),
+    ),
+    "error.bitsandbytes-missing": KnownError(
+        "4-bit weights and 8-bit optimizers need bitsandbytes: it is not installed in the environment that runs, or "
+        "too old",
+        ("pip install -U bitsandbytes", "restart the notebook's runtime after installing"),
+    ),
+    "error.quantized-on-cpu": KnownError(
+        "the quantized model does not fit into the free memory of the GPU, and device_map=auto put layers elsewhere",
+        ("nvidia-smi lists other processes on the GPU; restart the notebook's runtime", "train a smaller model"),
+    ),
+    "error.quantized-without-adapters": KnownError(
+        "weights in 4 or 8 bits cannot be updated; only adapters on them can",
+        ("peft_config=LoraConfig(…) of SFTTrainer, or model = get_peft_model(model, LoraConfig(…))",),
+    ),
+    "error.unsloth-gpu": KnownError(
+        "Unsloth found no GPU: torch was installed without CUDA, the driver is not visible, or there is none",
+        (
+            "torch.cuda.is_available() must be True; torch.version.cuda is None for a build without CUDA",
+            "Colab: Runtime > Change runtime type > a GPU",
+        ),
+    ),
+    "error.not-utf-8": KnownError(
+        "a text file, such as a CSV of Excel, is not in UTF-8",
+        ("iconv -f WINDOWS-1252 -t UTF-8 FILE > FILE_utf8", 'load_dataset("csv", data_files=FILE, encoding="cp1252")'),
+    ),
+    "error.dataset-access": KnownError(
+        "the hub has no such dataset, or it is private or gated and the token has no access",
+        ("check the name, with its owner: tatsu-lab/alpaca", "private or gated: hf auth login, and accept its terms"),
+    ),
+    "error.dataset-files": KnownError(
+        "the path is neither a folder with data files nor a dataset's name",
+        ('load_dataset("csv", data_files="FILE.csv") reads a file of this machine', "check the working directory"),
+    ),
     "error.model-files": KnownError(
         "the model is neither a local folder with config.json nor a name on the hub, or the hub cannot be reached",
         ("check the path or the name", "on nodes without internet: download it first, then HF_HUB_OFFLINE=1"),

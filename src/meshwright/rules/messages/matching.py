@@ -23,7 +23,7 @@ from meshwright.rules.rule import all_rules
 
 SURE = 0.86  # share of a message's weight that a text must contain
 NEAR = 0.55  # share from which a message is named as a candidate
-LEAST = 8.5  # weight of the shortest message that a longer text may contain
+LEAST = 8.8  # weight of the shortest message that a longer text may contain
 LEAST_PART, LEAST_PART_WORDS = 8.0, 4  # weight and words of the shortest part of a message that identifies it
 MAX_WORDS = 400  # words of one passage
 MAX_PASSAGES = 400

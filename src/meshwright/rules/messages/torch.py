@@ -197,7 +197,7 @@ TABLE: Table = {
     },
     "pytorch/pytorch torch/csrc/autograd/variable.cpp": {
         "element {} of tensors does not require grad and does not have a grad_fn": (
-            "peft.no-targets vision.nothing-trained error.frozen-inputs"
+            "error.frozen-inputs peft.no-targets vision.nothing-trained"
         )
     },
     "pytorch/pytorch torch/utils/checkpoint.py": {
