@@ -48,3 +48,14 @@ def test_check_of_a_repository_reports_unreadable_files_that_train(meshwright: A
     assert answer.code == 2
     assert f"error: {name}: " in answer.out + answer.err
     assert "1 not readable" in answer.out + answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("--version", "--json"), "meshwright COMMAND --json"),
+        (("--json", "models", "--gpus", "8xH100"), "meshwright models --gpus 8xH100 --json"),
+    ],
+)
+def test_json_before_the_command_has_a_fix_with_a_command(words: tuple[str, ...], fix: str, meshwright: Any) -> None:
+    assert f"it goes behind the command: {fix}." in meshwright(*words).err

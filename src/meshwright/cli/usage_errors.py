@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from typing import Any
 
 import click
@@ -174,7 +175,7 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     """Return what an unknown option was probably meant to be: an argument, a recipe field or another option."""
     parameters = context.command.params if context is not None else []
     if option == "--json" and context is not None and context.parent is None:
-        rest = [word for word in arguments if word != option]
+        rest = list(dropwhile(lambda word: word.startswith("-"), (word for word in arguments if word != option)))
         meant = shlex.join(["meshwright", *(rest or ["COMMAND"]), option])
         return f"it goes behind the command: {meant}. ", [meant]
     name = SHORT_OPTIONS.get(option, option.lstrip("-").replace("-", "_").lower())

@@ -5,6 +5,8 @@ The Trainer's own arguments are accepted as keys (key_maps/hugging_face.py) or e
 
 from __future__ import annotations
 
+from meshwright.models.numerics import EPSILONS
+
 INTERVALS = {
     "train.eval_every": (
         *("eval", "evaluate", "evaluation", "val", "valid", "validate", "validation", "test", "run_val", "run_eval"),
@@ -53,7 +55,22 @@ NAMES = {
 }
 """Our field, or a key that is explained → its other names."""
 
+ARCHITECTURE_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "vocab": ("vocab_size",),
+    "experts": ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "topk": ("num_experts_per_tok",),
+    "norm_eps": EPSILONS,
+}
+"""Our field of the section architecture → its names in a config.json."""
+
 OTHER_NAMES = {
+    **{name: f"architecture.{field}" for field, names in ARCHITECTURE_NAMES.items() for name in names},
     **{f"{what}_{unit}": field for field, words in INTERVALS.items() for what in words for unit in UNITS},
     **{name: field for field, names in NAMES.items() for name in names},
 }

@@ -55,7 +55,7 @@ def unknown_key(key: str, text: str, recipe: Recipe, read: Read) -> InputError:
         similar = [one for one in similar if any(word in one for word in VALIDATION_NAMES)]
     refusals = {one: _refusal(one, text, read) for one in similar}
     near = [one for one, refusal in refusals.items() if refusal is None]
-    name = key.removeprefix("model.")
+    name = key.removeprefix("model.").removeprefix("architecture.")
     if not near and name in config_json_keys():
         reason = f"unknown key {key}; {name} is a key of the model's config.json: change it there and pass its path"
         return InputError(reason, field=key, value=text)

@@ -7,26 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.models.numerics import EPSILONS
-
-# Architecture field of a recipe -> transformers' names for it.
-NAMES = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "vocab": ("vocab_size",),
-    "experts": ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
-    "topk": ("num_experts_per_tok",),
-    "norm_eps": EPSILONS,
-}
+from meshwright.recipes.other_names import ARCHITECTURE_NAMES
 
 
 def number_name(values: Mapping[str, Any], field: str) -> str:
     """Return the config's name of an architecture field of a recipe."""
-    found = next((name for name in NAMES[field] if name in values), None)
+    found = next((name for name in ARCHITECTURE_NAMES[field] if name in values), None)
     if found is None:
         raise InputError(f"this model has no {field} to change", field=f"architecture.{field}")
     return found
@@ -55,7 +41,7 @@ def with_layers(values: Mapping[str, Any], chosen: list[int]) -> dict[str, Any]:
         changed[SHARED] = sum(i >= count - _shared_layers(values) for i in chosen)
     if isinstance(values.get("attention_types"), list) and "attention_layers" in changed:  # GPT-Neo: runs of kinds
         changed["attention_types"] = [[[kind], 1] for kind in changed["attention_layers"]]
-    for name in NAMES["layers"]:
+    for name in ARCHITECTURE_NAMES["layers"]:
         if name in values:
             changed[name] = len(chosen)
     return changed

@@ -20,7 +20,6 @@ from meshwright.engine.mesh import Mesh
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.model.behaviour import behaviour_of, mixed_documents
 from meshwright.engine.model.block_split import BlockOrder
-from meshwright.engine.model.layer_lists import NAMES
 from meshwright.engine.model.transformers_stage import LogitTransform, TransformersStage, find_logit_transform
 from meshwright.engine.parallelize.fsdp import (
     fsdp_settings,
@@ -35,6 +34,7 @@ from meshwright.engine.parallelize.recompute import OPERATIONS
 from meshwright.engine.patching import Patch, apply
 from meshwright.errors import InputError
 from meshwright.recipes.engine_models import WHOLE_MODEL_LIMITS
+from meshwright.recipes.other_names import ARCHITECTURE_NAMES
 from meshwright.recipes.types import Recipe, field_value
 
 
@@ -141,14 +141,14 @@ class HeadLoss(Patch):
 
 def _balances(config: Any, recipe: Recipe) -> bool:
     """Return whether the routers of a model are to be balanced."""
-    has_experts = any(getattr(config, name, None) for name in NAMES["experts"])
+    has_experts = any(getattr(config, name, None) for name in ARCHITECTURE_NAMES["experts"])
     return has_experts and recipe.moe.balancing != "none" and bool(recipe.moe.aux_loss)
 
 
 def _add_balancing(stage: TransformersStage, recipe: Recipe) -> None:
     """Add the model's own balancing loss of its routers, where it has one, with the weight of the recipe."""
     config: Any = stage.transformers_model.config.get_text_config()
-    if not any(getattr(config, name, None) for name in NAMES["experts"]) or recipe.moe.balancing == "none":
+    if not any(getattr(config, name, None) for name in ARCHITECTURE_NAMES["experts"]) or recipe.moe.balancing == "none":
         return
     settings = hasattr(config, "output_router_logits") and hasattr(config, "router_aux_loss_coef")
     code = sys.modules[type(stage.transformers_model).__module__]

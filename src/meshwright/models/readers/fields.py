@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.similar import closest
 
 MAX_LAYERS = 10_000  # far above any model; a mistyped depth must not exhaust memory
 MAX_SIZE = 1_000_000_000
+MOST_LETTERS = 2  # that a mistyped key has more or less than the one that is meant; short forms have more
 
 # Keys that change shapes in some architecture. If one is set that the architecture's reader does not support, the
 # parameter count would be wrong, so it is an error.
@@ -140,11 +143,20 @@ class Fields:
                     return values[name]
         others = "".join(f" (or {name!r})" for name in names[1:])
         reason = f"the config is missing the key {key!r}{others}, which this architecture needs"
-        raise InputError(reason, field=self.where + key)
+        near = self.mistyped(key)
+        hint, fix = (f"; is {near} a typing error?", (f'"{key}": {json.dumps(self.data[near])}',)) if near else ("", ())
+        raise InputError(reason + hint, field=self.where + key, fix=fix)
 
     def has(self, key: str) -> bool:
         """Return whether the key or an alias is set and not null."""
         return any(self.data.get(name) is not None for name in (key, *self.aliases.get(key, ())))
+
+    def mistyped(self, key: str) -> str:
+        """Return the key of the file that may be a typing error of an absent one; empty if there is none."""
+        names = (key, *self.aliases.get(key, ()))
+        unread = [name for name in self.data if name not in self.read and name not in self.defaults]
+        found = (near for name in names for near in closest(name, unread) if abs(len(near) - len(name)) <= MOST_LETTERS)
+        return next(found, "")
 
     def size(self, key: str, most: int = MAX_SIZE) -> int:
         """Return an integer of at least 1."""
@@ -225,10 +237,20 @@ class Fields:
 
     def _integer(self, key: str, value: Any, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError("must be an integer", field=self.where + self.spelled(key), value=repr(value)[:80])
+            name = self.spelled(key)
+            meant = _as_integer(value)
+            fix = (f'"{name}": {meant}',) if meant is not None and least <= meant <= most else ()
+            raise InputError("must be an integer", field=self.where + name, value=repr(value)[:80], fix=fix)
         if not least <= value <= most:
             raise InputError(f"must be between {least} and {most}", field=self.where + self.spelled(key), value=value)
         return value
+
+
+def _as_integer(value: Any) -> int | None:
+    """Return the integer that a text or a float is; None if it is none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else None
 
 
 def require_divisible(
@@ -236,9 +258,19 @@ def require_divisible(
 ) -> None:
     """Raise if one size does not divide another."""
     if whole % part:
-        raise InputError(
-            f"{whole_key}={whole} is not divisible by {part_key}={part}",
-            field=fields.where + part_key,
-            value=part,
-            fix=fix,
-        )
+        raise _indivisible(fields, part_key, part, whole_key, whole, fix)
+
+
+def _indivisible(
+    fields: Fields, part_key: str, part: int, whole_key: str, whole: int, fix: tuple[str, ...]
+) -> InputError:
+    """Return the error for a size that does not divide another, with the nearest that do."""
+    reason = f"{whole_key}={whole} is not divisible by {part_key}={part}"
+    near = [max(n for n in range(1, min(part, whole) + 1) if whole % n == 0)]
+    near += [n for n in range(part + 1, min(2 * part, whole) + 1) if whole % n == 0][:1]
+    if not fields.has(part_key):
+        reason += f", the default of a file without {part_key}"
+        if mistyped := fields.mistyped(part_key):
+            reason, near = f"{reason}; is {mistyped} a typing error?", [fields.data[mistyped]]
+    values = tuple(f'"{fields.spelled(part_key)}": {json.dumps(one)}' for one in near)
+    return InputError(reason, field=fields.where + part_key, value=part, fix=(*values, *fix))

@@ -14,21 +14,22 @@ from typing import Any
 from meshwright.similar import closest
 
 from .computed import ACTIVATION_KEYS, NUMBERS, ROPE_KEYS
-from .fields import Fields
+from .fields import MOST_LETTERS, Fields
 
 ARCHITECTURE_WORDS = frozenset(
     (
         "attention", "attn", "conv", "dim", "expert", "experts", "ffn", "gate", "gated", "gating", "head", "heads",
         "hidden", "intermediate", "key", "kv", "latent", "layer", "layernorm", "layers", "lora", "mamba", "mlp", "moe",
-        "mtp", "norm", "qk", "qkv", "rank", "residual", "routed", "router", "shared", "size", "ssm", "value", "window",
+        "mtp", "norm", "qk", "qkv", "rank", "residual", "rope", "routed", "router", "shared", "size", "ssm", "theta",
+        "value", "window",
     )
 )  # fmt: skip
 """Words in the names of keys that set what a layer is made of."""
 INERT_WORDS = frozenset(
     (
-        "coef", "dropout", "dtype", "eps", "epsilon", "implementation", "init", "jitter", "kernels", "max", "min",
-        "multiplier", "overlap", "pdrop", "pad", "padded", "prob", "renormalize", "scalar", "scale", "scaling",
-        "softcapping", "cache", "flash", "image", "token", "rescale", "ngram", "rotary", "logn",
+        "coef", "compress", "dropout", "dtype", "eps", "epsilon", "implementation", "init", "interleave", "jitter",
+        "kernels", "max", "min", "multiplier", "overlap", "pdrop", "pad", "padded", "prob", "renormalize", "scalar",
+        "scale", "scaling", "softcapping", "cache", "flash", "image", "token", "rescale", "ngram", "rotary", "logn",
     )
 )  # fmt: skip
 """Words in the names of keys that change no shape: numbers of the computation, and what only a runtime reads."""
@@ -42,7 +43,6 @@ INERT_KEYS = frozenset(
     )
 )  # fmt: skip
 LEAST_LETTERS = 6  # of a key that may be a mistyped one
-MOST_LETTERS = 2  # that a mistyped key has more or less than the one that is meant; short forms have more
 
 _UNREAD: ContextVar[list[str] | None] = ContextVar("unread keys", default=None)
 
