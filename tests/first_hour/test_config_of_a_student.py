@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from meshwright.engine.data.text_errors import bad_lines_error
+from meshwright.recipes.types import Data
+
 DENSE = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24,
     "num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 96, "vocab_size": 32000, "rope_theta": 500000.0,
@@ -73,3 +76,19 @@ def test_a_key_of_the_file_typed_in_a_command_is_a_field(section: str, key: str,
     answer = meshwright(*words, f"{section}{key}=10", "--json")
     assert answer.json["error"]["fix"] == [f"{ours}=10"]
     assert meshwright(*words, f"{ours}=10").code == 0
+
+
+def test_tokenizing_conversations_offers_training_on_them_not_to_skip_them_all(meshwright: Any) -> None:
+    Path("chats.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n' * 2)
+    answer = meshwright("tokenize", "chats.jsonl", "--tokenizer", "bytes", "--out", "tokens", "--json")
+    assert answer.code == 2
+    fix = answer.json["error"]["fix"]
+    assert "train with --goal sft --dataset chats.jsonl, if its rows are conversations" in fix
+    assert not any("skip" in one or "correct" in one for one in fix)
+
+
+def test_a_table_without_the_column_is_not_tokenized_without_its_rows() -> None:
+    line = "data/a.parquet: has no 'text'; it has content, id (of type int64)"
+    error = bad_lines_error([line], Path("data"), Data(tokenizer="tok"))
+    assert "data.columns.text=content" in error.fix
+    assert not any("--skip-bad-lines" in one for one in error.fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from meshwright.engine.data.shards import is_shard_folder
 from meshwright.errors import InputError, some
 from meshwright.recipes.types import Data
 
+_LINE = re.compile(r":(\d+): has no")
 READ_BYTES = 32 << 20  # of a dataset's text that are read for an answer that should be instant
 
 
@@ -66,7 +68,8 @@ def _with_column(line: str, path: Path, data: Data, field: str) -> tuple[str, ..
     column = columns[0]
     if field != FIELD:
         return (f"{_tokenizing(path, data, column, skips=False)}, then {field}=TOKENS",)
-    skips = not (":1:" in line or line.startswith(f"{path}: "))  # the first row has it
+    number = _LINE.search(line)
+    skips = number is not None and number[1] != "1"  # a table and the first row have it for all
     read = _tokenizing(path, data, text_column(data) if skips else column, skips)
     set_column = [f"data.columns.text={one}" for one in columns]
     return *set_column, "--goal sft or --goal peft, if its rows are conversations", read

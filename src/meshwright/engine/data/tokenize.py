@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -275,8 +276,12 @@ class BadLineError(InputError):
     """A line that is no document."""
 
     def __init__(self, path: Path, line: int, reason: str) -> None:
-        column = [f"--column {one}" for one in columns_meant(reason)] if is_missing_column(reason) else ()
-        fix = (*column, "correct the line", "--skip-bad-lines (they are counted and listed)")
+        missing = is_missing_column(reason)
+        column = [f"--column {one}" for one in columns_meant(reason)] if missing else []
+        fix = [*column, "correct the line", "--skip-bad-lines (they are counted and listed)"]
+        if missing and line == 1:  # so have the others, probably
+            chats = f"train with --goal sft --dataset {shlex.quote(str(path))}, if its rows are conversations"
+            fix = [*(column or ["--column COLUMN"]), chats]
         super().__init__(f"{path}:{line}: {reason}", fix=fix)
 
 
