@@ -83,3 +83,21 @@ def test_the_doctor_knows_the_errors_of_a_first_fine_tuning(error: str, meshwrig
     )
     answer = meshwright("doctor", "colab.txt")
     assert f"error {error}" in answer.out, answer.err
+
+
+def test_labels_beside_texts_that_are_not_trained_on_are_reported(meshwright: Any) -> None:
+    table = write("tickets.csv", ("text", "label"), ROWS)
+    fix = "data.columns.prompt=text data.columns.response=label"
+    commands = (("check", table), ("check", PEFT, "--gpus", "A10G"), PLANNED, ("samples", PEFT, BYTES))
+    for command in commands:
+        named = () if command[1] == table else ("--dataset", table)
+        named = (f"data.dataset={table}",) if command[1:2] == (PEFT,) and command[0] == "check" else named
+        answer = meshwright(*command, *named)
+        shown = " ".join((answer.out + answer.err).split())
+        assert "column label is not used: every token of text is trained on" in shown, command
+        assert fix in shown, command
+        for settled in (MAPPED, ("data.columns.text=text",)):
+            answer = meshwright(*command, *named, *settled)
+            assert "column label is not used: every token" not in answer.out + answer.err, command
+    plain = write("pages.csv", ("text", "source"), ROWS)
+    assert "data.unused-answers" not in meshwright("check", plain).out

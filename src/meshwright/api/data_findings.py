@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.result import CheckResult
 
 DATA_MISSING, DATA_ROWS, NO_VALIDATION = "data.missing-file", "data.rows", "data.no-validation"
+UNUSED_ANSWERS = "data.unused-answers"
 DATASET = "dataset"  # framework of a data file that is checked by itself
 CHECKED_ROWS = 20_000  # rows of a dataset that are parsed for an answer that should be instant
 RENDERED_ROWS = 2_000  # rows that are also rendered with the chat template
@@ -122,6 +123,7 @@ def _findings(recipe: Recipe, key: str, name: str, thorough: bool) -> Iterator[F
         try:
             if recipe.goal != "pretrain":
                 found = _checked(recipe, key, name, thorough)
+                yield from _unused_answers(recipe, found) if key == "data.dataset" else ()
                 yield from _dropped(found, key) if thorough else ()
             elif recipe.engine == ENGINES[0]:
                 _check_text(recipe, key, path)
@@ -165,6 +167,16 @@ def _dropped(found: CheckedRows, field: str) -> Iterator[Finding]:
         message = f"{count}: {some(found.untrainable, SHOWN_ERRORS, '; ')}"
         other = " | ".join(without_rows(found.untrainable)) or NO_FIX
         yield Finding(DATA_ROWS, "warning", field, message, (), no_fix=other)
+
+
+def _unused_answers(recipe: Recipe, found: CheckedRows) -> Iterator[Finding]:
+    """Yield a warning of a column of labels or answers that a fine-tuning on texts does not use."""
+    from meshwright.engine.data.unused_answers import unused_answers
+
+    answers = unused_answers(recipe.data.columns, found.columns, found.unused)
+    if answers is not None:
+        message = f"{answers.reason}; {shlex.quote(answers.keeps)} means the texts alone"
+        yield Finding(UNUSED_ANSWERS, "warning", "data.columns", message, answers.fix)
 
 
 def _checked(recipe: Recipe, key: str, name: str, thorough: bool) -> CheckedRows:
@@ -230,7 +242,8 @@ def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
     else:
         parts = ", ".join(f"{part} from {name}" for part, name in found.columns.items() if part in REQUIRED)
         is_text = "text" in found.columns
-        findings = (*(_refused_in_pretraining(recipe, target) if is_text else ()), *_dropped(found, "data.dataset"))
+        refused = _refused_in_pretraining(recipe, target) if is_text else ()
+        findings = (*refused, *_unused_answers(recipe, found), *_dropped(found, "data.dataset"))
         counted = plural(found.rows, "text" if is_text else "conversation") + (
             "" if found.complete else ", the first of the file"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable
 from math import ceil
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from meshwright import file_access
-from meshwright.api.data_findings import NO_VALIDATION, data_findings
+from meshwright.api.data_findings import NO_VALIDATION, UNUSED_ANSWERS, data_findings
 from meshwright.api.paths import looks_like_path, several_files
 from meshwright.api.sample_lengths import (
     MAX_COUNTED_BYTES,
@@ -185,7 +186,11 @@ def dataset_notes(recipe: Recipe, dp: int) -> tuple[str, ...]:
         return ()
     found = tuple(one for one in data_findings(recipe) if one.rule != NO_VALIDATION)
     if found:  # errors and missing validation data are findings of the plan
-        missing = tuple(one.message for one in found if one.severity != "error")
+        missing = tuple(
+            f"{one.message}: {shlex.join(one.fix)}" if one.rule == UNUSED_ANSWERS else one.message
+            for one in found
+            if one.severity != "error"
+        )
         of_data = any(one.field.startswith("data.dataset") or one.severity == "error" for one in found)
         return missing if of_data else (*missing, *_delimiter_notes(recipe), *_count_notes(recipe, dp))
     return (*_delimiter_notes(recipe), *_count_notes(recipe, dp))

@@ -110,6 +110,12 @@ PARSE_FINDINGS = (
         "rows of a dataset cannot be parsed, or have no columns to train on",
     ),
     ParseFinding(
+        "data.unused-answers",
+        "warning",
+        "the model continues the texts, and predicts no label",
+        "a fine-tuning on a column of texts does not use the column of labels or answers beside it",
+    ),
+    ParseFinding(
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
     ParseFinding("key.unused", "warning", "the setting has no effect", "the framework does not read this key"),

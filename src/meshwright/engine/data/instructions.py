@@ -26,6 +26,7 @@ from meshwright.engine.data.shuffle import Shuffled
 from meshwright.engine.data.streaming import StreamedConversations
 from meshwright.engine.data.templates import ChatTemplate
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
+from meshwright.engine.data.unused_answers import unused_answers
 from meshwright.engine.metrics.jsonl import log, warn
 from meshwright.errors import InputError
 from meshwright.recipes.types import Data, Recipe
@@ -121,7 +122,8 @@ def _build_source(
 ) -> Source:
     data, seed = recipe.data, recipe.train.seed
     if name not in REGISTRY:  # whose other columns are known not to matter
-        note_unused_columns(name, conversations.stats.unused_columns)
+        answers = warn_of_unused_answers(name, conversations.stats, data)
+        note_unused_columns(name, set(conversations.stats.unused_columns) - {answers})
     warn_of_truncation(name, conversations.stats, data)
     corpus = (PackedCorpus if data.packing else PaddedCorpus)(conversations, indices, data.seq_length)
     purpose = "used for validation" if held_out else "used for training"
@@ -137,6 +139,15 @@ def _build_source(
     advice = "" if held_out else _advice(data, corpus)  # held-out samples are not trained on
     log_dataset_stats(name, [*lines, f"{corpus.efficiency:.1%} of their tokens are not padding{advice}"])
     return Shuffled(corpus, seed)
+
+
+def warn_of_unused_answers(name: str, stats: TokenizationStats, data: Data) -> str:
+    """Warn of a column of labels or answers beside the texts that are trained on, and return it; empty if none is."""
+    found = unused_answers(data.columns, stats.columns, stats.unused_columns)
+    if found is None:
+        return ""
+    _on_rank_0(warn, f"{name}: {found.message}")
+    return found.column
 
 
 def warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None:

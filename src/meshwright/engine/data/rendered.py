@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import detect_columns, parse_conversation, untrainable_reason
 from meshwright.engine.data.dataset_registry import dataset_columns, open_rows
-from meshwright.engine.data.instructions import split_by_content, warn_of_truncation
+from meshwright.engine.data.instructions import split_by_content, warn_of_truncation, warn_of_unused_answers
 from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
 from meshwright.engine.data.row_errors import RowColumns, detects_columns
 from meshwright.engine.data.sft_cache import Policy, TokenizationStats, has_tokens, tokenize_conversations, truncate
@@ -73,6 +73,7 @@ def render(recipe: Recipe, count: int) -> RenderedData:
     configured = dataset_columns(data.dataset, data.columns)
     policy = Policy.of(data)
     found = tokenize_conversations(rows, configured, tokenizer, data.chat_template, policy, data.workers)
+    warn_of_unused_answers(data.dataset, found.stats, data)
     warn_of_truncation(data.dataset, found.stats, data)
     indices = split_by_content(found, 0.0 if data.validation else data.validation_part, False)
     corpus = (PackedCorpus if data.packing else PaddedCorpus)(found, indices, data.seq_length)
