@@ -166,3 +166,14 @@ def test_a_folder_without_a_usable_run_is_an_error(meshwright: Any, tmp_path: Pa
     assert answer.code == 2
     assert "metrics.jsonl" in answer.json["error"]["message"]
     assert answer.json["error"]["fix"]
+
+
+def test_a_column_of_milliseconds_is_not_merely_renamed(meshwright: Any, tmp_path: Path) -> None:
+    header = "model,gpus,micro_batch,global_batch,seq,step_time_ms"
+    answer = meshwright("calibrate", write(tmp_path / "steps.csv", "llama3-8b,8xH100,1,64,8192,3920", header=header))
+    assert answer.code == 2
+    assert "rename micro_batch to micro_batch_size | rename global_batch to global_batch_size" in answer.err
+    assert "rename step_time_ms to step_time_s, and divide its values by 1,000 (milliseconds)" in answer.err
+    header = "model,gpus,global_batch_size,seq,step_ms"
+    answer = meshwright("calibrate", write(tmp_path / "ms.csv", "llama3-8b,8xH100,64,8192,3920", header=header))
+    assert "rename it to step_time_s, and divide its values by 1,000 (milliseconds)" in answer.err

@@ -49,10 +49,10 @@ def megatron_script(**changed: Any) -> str:
     return f"#!/bin/bash\ntorchrun --nnodes 40 --nproc-per-node 4 pretrain_gpt.py \\\n  {shown}\n"
 
 
-def megatron_log(seconds: float, steps: int = 60) -> str:
-    """Return Megatron-LM's log of a run, with its arguments."""
+def megatron_log(seconds: float, steps: int = 60, **changed: Any) -> str:
+    """Return Megatron-LM's log of a run, with its arguments, some of them changed."""
     dumped = {**{name.replace("-", "_"): value for name, value in MOE.items()}, "world_size": 160}
-    dumped["recompute_granularity"] = None
+    dumped |= {"recompute_granularity": None, **changed}
     lines = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in sorted(dumped.items()))
     text = (
         "using world size: 160, data-parallel size: 80, context-parallel size: 1, hierarchical context-parallel sizes: "
@@ -94,6 +94,15 @@ def test_every_setting_of_a_megatron_log_is_compared_with_the_file(here: Path, m
     assert "run.differs-from-file" not in rules(meshwright(*typed, "same.sh", "--json").json)
     typed_rate = meshwright(*typed, "diff.sh", "optimizer.lr=0.001", "--json").json
     assert "lr=" not in messages(typed_rate, "run.differs-from-file")[0]
+
+
+def test_recompute_in_a_log_is_compared_with_a_file_that_leaves_it_out(here: Path, meshwright: Any) -> None:
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    Path("full.log").write_text(megatron_log(14.0, **full))
+    Path("planned.sh").write_text(megatron_script())
+    typed = ("doctor", "full.log", "--gpus", "leo.toml", "--recipe", "planned.sh", "--json")
+    (found,) = messages(meshwright(*typed).json, "run.differs-from-file")
+    assert "recompute=full in the log, recompute=none in planned.sh" in found
 
 
 @pytest.mark.parametrize("kind", ["own", "torchtitan", "kempnerforge"])

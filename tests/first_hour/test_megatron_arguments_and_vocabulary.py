@@ -191,3 +191,31 @@ def test_a_saved_recipe_says_what_it_lacks_and_never_states_the_assumed_vocabula
 def test_a_saved_recipe_of_a_model_has_no_such_comments(lab: Path, meshwright: Any) -> None:
     meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "plain.toml")
     assert Path("plain.toml").read_text().startswith("name = ")
+
+
+SHAPE_OF_LLAMA_3_8B = """#!/bin/bash
+torchrun --nproc_per_node 8 --nnodes 16 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \\
+  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm --bf16 \\
+  --position-embedding-type rope {base} --disable-bias-linear --untie-embeddings-and-output-weights \\
+  --seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 1024 --lr 3e-4 \\
+  --train-iters 1000 --tokenizer-type HuggingFaceTokenizer --tokenizer-model /shared/tokenizer
+"""
+
+
+@pytest.mark.parametrize(
+    ("base", "model", "vocab"),
+    [
+        ("--rotary-base 500000", "llama3_8b", 128256),
+        ("--rotary-base 1000000", "mistral_7b", 32768),
+        ("--rotary-base 123", "mistral_7b", 32768),  # nobody's: the first of this shape
+        ("", "mistral_7b", 32768),
+    ],
+)
+def test_the_rope_base_tells_models_of_one_shape_apart(
+    tmp_path: Path, meshwright: Any, base: str, model: str, vocab: int
+) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SHAPE_OF_LLAMA_3_8B.format(base=base))
+    answer = meshwright("check", str(path), "--gpus", "16x8xH100", "--json").json
+    assert answer["model"] == model
+    assert any(f"assumed {vocab:,}, as in {model}" in note for note in answer["notes"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -263,9 +264,8 @@ def _names(header: Sequence[str], path: str) -> tuple[dict[str, str], list[str]]
     if "gpus" in missing and "gpu" in names.values() and "n_gpus" in names.values():
         missing.remove("gpus")
     if missing:
-        near = [f"rename {one[0]} to {name}" for name in missing if (one := closest(name, ignored, 1))]
         others = [column.name for column in COLUMNS if column.name not in (*names.values(), *missing)]
-        near += [f"rename {title} to {one[0]}" for title in ignored if (one := _near(title, others))]
+        near = _renamed(ignored, missing, others)
         unknown = f"; unknown column{'s' * (len(ignored) > 1)} {', '.join(ignored)}" if ignored else ""
         raise InputError(
             f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}{unknown}",
@@ -278,9 +278,24 @@ def _names(header: Sequence[str], path: str) -> tuple[dict[str, str], list[str]]
         if near := _near(title, optional):
             raise InputError(
                 f"unknown column; did you mean {near[0]}?", field=f"column of {path}", value=title,
-                fix=(f"rename it to {near[0]}", "delete it"),
+                fix=(f"rename it to {near[0]}{_in_seconds(title, near[0])}", "delete it"),
             )  # fmt: skip
     return names, [f"ignored columns: {', '.join(ignored)}"] if ignored else []
+
+
+def _renamed(ignored: Sequence[str], missing: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return how to rename unknown columns: to the missing ones that they may mean, else to optional ones."""
+    meant = {one[0]: name for name in missing if (one := closest(name, ignored, 1))}
+    for title in ignored:
+        if title not in meant and (one := closest(title, missing, 1) or _near(title, others)):
+            meant[title] = one[0]
+    return [f"rename {title} to {name}{_in_seconds(title, name)}" for title, name in meant.items()]
+
+
+def _in_seconds(title: str, name: str) -> str:
+    """Return what a column of milliseconds needs besides another name."""
+    is_ms = name == "step_time_s" and re.search(r"(_|\b)(ms|millis\w*)\b", title.lower())
+    return ", and divide its values by 1,000 (milliseconds)" if is_ms else ""
 
 
 def _near(title: str, names: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ def file_differences(run: Run, recipe: Recipe, extra: tuple[str, ...]) -> tuple[
     `recipe` is the file's, and a setting in `extra` is the user's own.
     """
     logged = {key: value for key, value in logged_values(run).items() if key not in overridden_keys(extra)}
-    stated = [key for key in (*COMPARED, *recipe_fields()) if key in run.header.file_fields or key in COMPARED]
+    stated = [key for key in (*COMPARED, *recipe_fields()) if key in run.header.file_fields or key in EVEN_UNSET]
     if "layout.micro_batch_size" not in run.header.file_fields and "layout.micro_batch_size" in logged:
         stated = [key for key in stated if key != "train.global_batch_size"]  # the file's is made of an assumed one
     pairs = [(key, logged[key], field_value(recipe, key)) for key in dict.fromkeys(stated) if key in logged]
@@ -71,6 +71,8 @@ HOW_IT_RUNS = ("layout.", "kernels.", "precision.")
 MODEL = frozenset(key for key in recipe_fields() if key.startswith("architecture."))
 DEGREES = ("tp", "pp", "cp", "ep")
 COMPARED = (*(f"layout.{name}" for name in DEGREES), "train.global_batch_size")
+EVEN_UNSET = (*COMPARED, "layout.recompute")
+"""Settings that are compared even where the file leaves them at its framework's default."""
 
 
 def states_length(run: Run) -> bool:

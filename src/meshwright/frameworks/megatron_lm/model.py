@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import ASSUMED_VOCABULARY, DEFAULT_VOCABULARY
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, UNREAD_ARGS
 from meshwright.frameworks.model_match import same_shape, tokenizer_vocabulary
-from meshwright.frameworks.types import Settings
+from meshwright.frameworks.types import Settings, as_int
 from meshwright.models import (
     MLA,
     Attention,
@@ -27,6 +27,7 @@ from meshwright.models import (
     MoE,
     find_by_shape,
 )
+from meshwright.models.numerics import numerics_of
 from meshwright.models.readers.decoder import grouped
 from meshwright.models.readers.fields import MAX_LAYERS, MAX_SIZE
 
@@ -315,8 +316,8 @@ def _with_vocabulary(spec: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[st
     vocab = size or VOCABULARIES.get(tokenizer_type) or tokenizer_vocabulary(named)
     if vocab:
         spec = msgspec.structs.replace(spec, vocab=vocab)
-        return _match_catalog(spec, [vocab]), () if size else _default_tokenizer(flags)
-    found = _match_catalog(spec, None)
+        return _match_catalog(spec, [vocab], flags), () if size else _default_tokenizer(flags)
+    found = _match_catalog(spec, None, flags)
     if found.vocab:
         return found, (f"{ASSUMED_VOCABULARY} {found.vocab:,}, as in {found.name}{ANOTHER_VOCABULARY}",)
     spec = msgspec.structs.replace(spec, vocab=PADDED_GPT2)
@@ -333,11 +334,17 @@ def _default_tokenizer(flags: Flags) -> tuple[str, ...]:
     )
 
 
-def _match_catalog(spec: ModelSpec, vocab: list[int] | None) -> ModelSpec:
-    """Return the catalog model with this architecture, with the sequence length from the flags."""
-    for candidate in find_by_shape(spec.hidden, spec.num_layers):
-        if vocab is not None and candidate.vocab not in vocab:
-            continue
-        if same_shape(candidate, msgspec.structs.replace(spec, vocab=candidate.vocab)):
-            return msgspec.structs.replace(candidate, max_seq_length=spec.max_seq_length)
-    return spec
+def _match_catalog(spec: ModelSpec, vocab: list[int] | None, flags: Flags) -> ModelSpec:
+    """Return the catalog model with this architecture, with the sequence length from the flags.
+
+    Of several, as Llama 3 8B and Mistral 7B without a vocabulary, the first with the RoPE base that the flags set.
+    """
+    found = [
+        one
+        for one in find_by_shape(spec.hidden, spec.num_layers)
+        if (vocab is None or one.vocab in vocab) and same_shape(one, msgspec.structs.replace(spec, vocab=one.vocab))
+    ]
+    base = as_int(flags.settings.get("rotary_base"))
+    if base is not None and len(found) > 1:
+        found.sort(key=lambda one: numerics_of(one.name).rope_theta != base)  # keeps the order of the catalog
+    return msgspec.structs.replace(found[0], max_seq_length=spec.max_seq_length) if found else spec
