@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,44 @@ def test_labels_beside_texts_that_are_not_trained_on_are_reported(meshwright: An
             assert "column label is not used: every token" not in answer.out + answer.err, command
     plain = write("pages.csv", ("text", "source"), ROWS)
     assert "data.unused-answers" not in meshwright("check", plain).out
+
+
+def test_findings_of_data_are_explained(meshwright: Any) -> None:
+    for finding in ("data.rows", "data.unused-answers", "data.few-updates", "data.missing-file", "engine.no-config"):
+        answer = meshwright("explain", finding)
+        assert answer.code == 0, answer.err
+        assert "cause" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        (("samples", PEFT, "--dataset", "tickets.xlsx", BYTES), "pandas.read_excel"),
+        (("tokenize", "tickets.xlsx", "--tokenizer", "bytes", "--out", "tokens"), "pandas.read_excel"),
+        (("samples", PEFT, "--dataset", "alpaca", BYTES), "--dataset OWNER/alpaca"),
+        (("cost",), "recommend MODEL --gpus GPUS --goal GOAL --price PRICE"),
+        (("push", "run"), "hf upload REPO OUT"),
+        (("convert", "run", "out", "--gguf"), "convert_hf_to_gguf.py"),
+    ],
+)
+def test_words_and_files_of_other_programs_are_answered(typed: tuple[str, ...], fix: str, meshwright: Any) -> None:
+    Path("tickets.xlsx").write_bytes(b"PK\x03\x04")
+    answer = meshwright(*typed)
+    assert answer.code == 2
+    assert fix in answer.err
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_rows_of_a_table_without_a_prompt_have_a_command_that_leaves_them_out(delimiter: str, meshwright: Any) -> None:
+    rows = [("" if i in (3, 7) else text, label) for i, (text, label) in enumerate(ROWS)]
+    with Path("t.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=delimiter).writerows([("text", "label"), *rows])
+    refused = meshwright("samples", PEFT, "--dataset", "t.csv", BYTES, *MAPPED).err
+    assert "the prompt (text) is empty" in refused
+    [fix] = [line for line in refused.splitlines() if line.startswith("fix:")]
+    command = fix.partition(" | ")[2]
+    subprocess.run(["sh", "-c", command], check=True)
+    kept = shlex.split(command)[-1]
+    with Path(kept).open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file, delimiter=delimiter)) == [["text", "label"], *map(list, (r for r in rows if r[0]))]
+    assert "38 of 38 conversations used" in meshwright("samples", PEFT, "--dataset", kept, BYTES, *MAPPED).out

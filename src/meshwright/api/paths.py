@@ -159,7 +159,8 @@ def _no_dataset(name: str, field: str, known: tuple[str, ...] = ()) -> InputErro
         return InputError(error.reason, field=field, value=name, fix=[f"{field}={one}" for one in error.fix])
     near = closest(name, known)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    fix = (*(f"{field}={one}" for one in near), "--dataset FILE or FOLDER", "--dataset mock")
+    of_hub = () if near or "/" in name or Path(name).suffix else (f"--dataset OWNER/{name}: a dataset of the hub",)
+    fix = (*(f"{field}={one}" for one in near), *of_hub, "--dataset FILE or FOLDER", "--dataset mock")
     return InputError(f"dataset not found{hint or f': {error.reason}'}", field=field, value=name, fix=fix)
 
 

@@ -42,10 +42,13 @@ COMMAND_WORDS = {
     **dict.fromkeys(("chat", "infer", "inference", "predict", "sample"), "generate"),
     **dict.fromkeys(("suggest", "advise"), "recommend"),
     **dict.fromkeys(("inspect", "info", "describe", "params", "parameters", "summary"), "models"),
+    **dict.fromkeys(("cost", "price", "budget", "costs"), "recommend MODEL --gpus GPUS --goal GOAL --price PRICE"),
+    **dict.fromkeys(("gguf", "ollama", "vllm", "quantize"), "convert RUN OUT --merge"),
+    **dict.fromkeys(("push", "upload", "push-to-hub", "push_to_hub"), "convert RUN OUT, then hf upload REPO OUT"),
     "help": "--help",
 }
 """Words that other tools use for our commands."""
-FORMAT_OPTIONS = ("to", "format", "output_format", "save_method", "outtype")
+FORMAT_OPTIONS = ("to", "format", "output_format", "save_method", "outtype", "gguf", "quantize")
 CONVERTS = "it writes a Hugging Face folder; convert_hf_to_gguf.py of llama.cpp makes a GGUF file of it"
 SHORT_OPTIONS = {
     "-w": "nodelist",

@@ -110,6 +110,12 @@ PARSE_FINDINGS = (
         "rows of a dataset cannot be parsed, or have no columns to train on",
     ),
     ParseFinding(
+        "data.few-updates",
+        "advice",
+        "the adapter is hardly trained",
+        "the samples of a fine-tuning give few updates at this batch",
+    ),
+    ParseFinding(
         "data.unused-answers",
         "warning",
         "the model continues the texts, and predicts no label",
@@ -200,8 +206,6 @@ PARSE_FINDINGS = (
     ParseFinding("accelerate.not-json", "error", "JSON parse error at start-up", "the text is parsed as JSON"),
 )
 
-SHARED = ("key.", "value.", "launch.", "saving.", "model.")
-
 
 def rules_of(name: str) -> list[Rule]:
     """Return the rules of a framework, including parser findings."""
@@ -214,7 +218,8 @@ def rules_of(name: str) -> list[Rule]:
 
 def find_rules(query: str) -> list[Rule]:
     """Return framework rules whose id contains the query."""
-    shared = [_rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(SHARED)]
+    parsed = [(one.id.split(".")[0], one) for one in PARSE_FINDINGS]
+    shared = [_rule(one, subject, ENGINES) for subject, one in parsed if subject not in READ]
     every = [*shared, *(rule for name in READ for rule in rules_of(name))]
     return [rule for rule in every if query.lower() in rule.id.lower()]
 

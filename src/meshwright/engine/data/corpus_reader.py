@@ -223,7 +223,7 @@ def find_text_files(inputs: Sequence[str]) -> list[Path]:
                 raise missing_path(name, INPUTS)
             raise InputError("not a file or folder", field=INPUTS, value=name)
         elif not longest_suffix(path, SUFFIXES):
-            raise InputError(f"unsupported file type ({', '.join(SUFFIXES)})", field=INPUTS, value=name)
+            raise csv_format.unsupported(path, SUFFIXES, INPUTS, name)
         else:
             found.append(path)
     if not found:

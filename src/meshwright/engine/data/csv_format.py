@@ -1,17 +1,28 @@
-"""How a CSV file is written: the character between its columns, and its encoding."""
+"""How a CSV file is written: the character between its columns, its encoding, and tables of other formats."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import shlex
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+
+from meshwright.errors import InputError
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 HEAD_BYTES = 1 << 16  # of the file's beginning, in which the delimiter is looked for
 COMPARED_ROWS = 20
+READERS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".ods"), "read_excel"),
+    ".feather": "read_feather",
+    ".orc": "read_orc",
+    ".dta": "read_stata",
+    ".sav": "read_spss",
+}
+"""Functions of pandas that read tables of formats that are not read here."""
 WINDOWS = "WINDOWS-1252"  # what Excel writes as plain CSV in Western Europe; Latin-1 without control characters
 
 
@@ -57,3 +68,13 @@ def utf8_fix(path: Path) -> tuple[str, ...]:
     written = path.with_name(f"{path.stem}_utf8{path.suffix}")
     command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(written))}"
     return (f"{command}, then --dataset {shlex.quote(str(written))}",)
+
+
+def unsupported(path: Path, suffixes: Sequence[str], field: str, name: str) -> InputError:
+    """Return the error for a file of another type, with the command that writes a table as CSV."""
+    fix: tuple[str, ...] = ()
+    if reader := READERS.get(path.suffix.lower()):
+        written = str(path.with_name(f"{path.stem}_{path.suffix[1:]}.csv"))  # FILE.csv may be another table
+        command = f"import pandas; pandas.{reader}({str(path)!r}).to_csv({written!r}, index=False)"
+        fix = (f"python3 -c {shlex.quote(command)}", f"save it as {written}, CSV UTF-8, in the program that wrote it")
+    return InputError(f"unsupported file type ({', '.join(suffixes)})", field=field, value=name, fix=fix)

@@ -163,7 +163,7 @@ def split_and_rows(split: str) -> tuple[str, tuple[int, int | None]]:
 def _find_rows(path: Path, split: str, name: str) -> Rows:
     if path.is_file():
         if not longest_suffix(path):
-            raise InputError(f"unsupported file type ({', '.join(SUFFIXES)})", field=FIELD, value=name)
+            raise csv_format.unsupported(path, SUFFIXES, FIELD, name)
         if split != "train":
             raise InputError("a single file has no splits", field="data.split", value=split, fix=("data.split=train",))
         return Rows(name, (path,))

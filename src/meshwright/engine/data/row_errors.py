@@ -21,6 +21,7 @@ from meshwright.engine.data.conversations import (
     untrainable_reason,
     unused_names,
 )
+from meshwright.engine.data.csv_format import find_delimiter
 from meshwright.engine.data.files import FIELD, Row, Rows
 from meshwright.engine.data.role_fixes import renamed_roles
 from meshwright.errors import InputError
@@ -29,6 +30,7 @@ SHOWN_ERRORS = 5  # rows that an error lists after the first
 MAX_ERRORS = 10_000  # more are not counted
 COMMAND_ROWS = 500  # rows that a command can list
 LINE_PLACE = re.compile(r"(.+\.(?:jsonl|ndjson|json)):(\d+): ")
+TABLE_PLACE = re.compile(r"(.+\.(?:csv|tsv)):(\d+): (?!not CSV)")
 ITEM_PLACE = re.compile(r"(.+\.json)\[(\d+)\]: ")
 PLACE = re.compile(r"(.+?)(?::|\[| row )(\d+)")
 TEMPLATE_FIXES = {
@@ -182,8 +184,8 @@ def _at_least(errors: Sequence[Plain]) -> str:
 
 
 def without_rows(messages: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that writes a JSON file without the rows that these messages name, if it can list them."""
-    for place, command in ((LINE_PLACE, _without_lines), (ITEM_PLACE, _without_items)):
+    """Return the command that writes a JSON or CSV file without the rows that these messages name, if it can."""
+    for place, command in ((LINE_PLACE, _without_lines), (TABLE_PLACE, _without_records), (ITEM_PLACE, _without_items)):
         found = [place.match(one) for one in messages]
         files = {one[1] for one in found if one}
         if len(files) == 1 and all(found) and len(messages) <= COMMAND_ROWS:
@@ -196,6 +198,18 @@ def without_rows(messages: Sequence[str]) -> tuple[str, ...]:
 def _without_lines(path: Path, kept: Path, lines: Sequence[int]) -> str:
     listed = ";".join(f"{line}d" for line in lines)
     return f"sed '{listed}' {shlex.quote(str(path))} > {shlex.quote(str(kept))}"
+
+
+def _without_records(path: Path, kept: Path, lines: Sequence[int]) -> str:
+    """Return the command for a table, whose records may have several lines; `lines` are their last ones."""
+    delimiter = f"delimiter={find_delimiter(path)!r}"
+    program = (
+        f'import csv; rows = csv.reader(open(0, newline="", encoding="utf-8"), {delimiter}); '
+        f'kept = open(1, "w", newline="", encoding="utf-8"); '
+        f"csv.writer(kept, {delimiter}).writerows(row for row in rows if rows.line_num not in "
+        f"{{{', '.join(map(str, lines))}}})"
+    )
+    return f"python3 -c {shlex.quote(program)} < {shlex.quote(str(path))} > {shlex.quote(str(kept))}"
 
 
 def _without_items(path: Path, kept: Path, items: Sequence[int]) -> str:
