@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from meshwright import costs
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding
 from meshwright.doctor.run_stats import RunStats, span
 from meshwright.doctor.thresholds import share
 from meshwright.errors import InputError
+from meshwright.planner.baseline import FAST_ENGINES
 from meshwright.planner.search import Candidate, as_overrides, best
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -17,6 +19,7 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import field_value
 
 DEGREES = ("tp", "pp", "cp", "ep")
+COMPILE = "kernels.compile"
 
 
 def better_layout(stats: RunStats) -> Iterator[Finding]:
@@ -26,13 +29,13 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
         return
     if not states_layout(stats) or stats.has_short_samples or stats.run.header.assumed_gpus:
         return
-    found = _best(case)
+    found, compiled = _best(stats, case)
     own, scale = float(estimate.step_s), (stats.estimated_step_s or 0.0) / float(estimate.step_s)
     if found is None or not found.fits or found.step_s > own * (1 - share("better_layout")):
         return
     if taken * (1 - share("better_layout")) < found.step_s * scale:  # little to gain on what was measured
         return
-    changes = _changes(case, found)
+    changes = _effective(case, {**_changes(case, found), **compiled})
     remedy = remedies.evaluate_change(stats, remedies.Change(changes, "the best layout for this model on these GPUs"))
     if remedy is None or not remedy.fits or (remedy.step_ratio or 1.0) > 1 - share("better_layout"):
         return
@@ -59,7 +62,19 @@ def states_layout(stats: RunStats) -> bool:
     return known or (stats.stated is not None and any(f"layout.{name}" in stats.stated for name in DEGREES))
 
 
-def _best(case: Case) -> Candidate | None:
+def _best(stats: RunStats, case: Case) -> tuple[Candidate | None, dict[str, Any]]:
+    """Return the best layout, and what it compiles if the run does not: plans compile where the engine can."""
+    found = _searched(case)
+    stated = stats.stated is None or COMPILE in stats.stated
+    if not stated or case.compile or case.engine not in FAST_ENGINES or not remedies.can_start(case, {COMPILE: True}):
+        return found, {}
+    faster = _searched(case.replace(compile=True))
+    if found is None or faster is None or not faster.fits or faster.step_s >= found.step_s:
+        return found, {}
+    return faster, {COMPILE: True}
+
+
+def _searched(case: Case) -> Candidate | None:
     try:
         return best(case, {}, quick=True)
     except (InputError, ValueError, ZeroDivisionError):  # no layout is legal
@@ -70,6 +85,20 @@ def _changes(case: Case, found: Candidate) -> dict[str, Any]:
     """Return the fields of the best layout that differ from the run's."""
     values = override.requested(case.recipe, as_overrides(found.layout))
     return {key: value for key, value in values.items() if field_value(case.recipe, key) != value}
+
+
+def _effective(case: Case, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes without those that change neither memory nor speed, as sharding over 128 of 128 GPUs."""
+    for key in tuple(changes):
+        fewer = {name: value for name, value in changes.items() if name != key}
+        if remedies.can_start(case, fewer) and _cost(case, fewer) == _cost(case, changes):
+            changes = fewer
+    return changes
+
+
+def _cost(case: Case, changes: Mapping[str, Any]) -> tuple[float, float]:
+    changed = case.rebuild(override.change(case.recipe, changes)[0])
+    return float(costs.step_time(changed).step_s), float(costs.memory(changed).total)
 
 
 def _both(case: Case, changes: Mapping[str, Any]) -> tuple[str, str]:
