@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -144,3 +145,15 @@ def test_rows_of_a_table_without_a_prompt_have_a_command_that_leaves_them_out(de
     with Path(kept).open(newline="", encoding="utf-8") as file:
         assert list(csv.reader(file, delimiter=delimiter)) == [["text", "label"], *map(list, (r for r in rows if r[0]))]
     assert "38 of 38 conversations used" in meshwright("samples", PEFT, "--dataset", kept, BYTES, *MAPPED).out
+
+
+def test_a_model_trained_from_random_weights_stops_at_the_end_of_a_turn(meshwright: Any) -> None:
+    table = write("tickets.csv", ("text", "label"), ROWS)
+    typed = ("--tiny", "--dataset", table, *MAPPED, "--out", "run", "train.steps=1", "data.seq_length=96")
+    assert meshwright("train", "qwen3_600m_sft_config", *typed).code == 0
+    model = Path("run", "model")
+    ends = [
+        json.loads((model / name).read_text())["eos_token_id"] for name in ("config.json", "generation_config.json")
+    ]
+    assert ends[0] is not None
+    assert ends[0] == ends[1]

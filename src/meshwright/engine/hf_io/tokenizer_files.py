@@ -99,8 +99,18 @@ def _includes(tokens: Any, token: Any) -> bool:
     return isinstance(tokens, list) and token in tokens
 
 
-def default_generation_config(config: Any) -> str:
-    """Return a default generation_config.json."""
+def generation_config(config: Any, tokenizer: Path | None) -> str:
+    """Return generation_config.json: that of the tokenizer's folder if it names the token that ends a text.
+
+    Random initial weights are written before their tokenizer is: their file names none, and a model would not stop.
+    """
     from transformers import GenerationConfig
 
-    return str(GenerationConfig.from_model_config(config).to_json_string(use_diff=True))
+    default = str(GenerationConfig.from_model_config(config).to_json_string(use_diff=True))
+    if tokenizer is None or not (tokenizer / GENERATION).is_file():
+        return default
+    text = (tokenizer / GENERATION).read_text(encoding="utf-8")
+    values = json.loads(text)
+    if values.get("eos_token_id") is not None:
+        return text
+    return json.dumps({**values, **json.loads(default)}, indent=2) + "\n"

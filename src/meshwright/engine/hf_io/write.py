@@ -33,7 +33,7 @@ from meshwright.engine.hf_io.shards import (
     write_index,
     write_text,
 )
-from meshwright.engine.hf_io.tokenizer_files import GENERATION, copy_tokenizer, default_generation_config, export_config
+from meshwright.engine.hf_io.tokenizer_files import GENERATION, copy_tokenizer, export_config, generation_config
 from meshwright.engine.mesh import Mesh
 from meshwright.errors import InputError, MeshwrightError, OutputError
 from meshwright.hub import CONFIG
@@ -232,10 +232,7 @@ def _finish(folder: Path, plan: ShardPlan, names: NameMap, dtype: torch.dtype, t
     if tokenizer is not None:
         copy_tokenizer(tokenizer, folder)
     config = export_config(names, dtype, tokenizer)
-    if tokenizer is not None and (tokenizer / GENERATION).is_file():
-        write_text(folder / GENERATION, (tokenizer / GENERATION).read_text(encoding="utf-8"))
-    else:
-        write_text(folder / GENERATION, default_generation_config(config))
+    write_text(folder / GENERATION, generation_config(config, tokenizer))
     write_config(folder, config)
     sync_folder(folder)
 
