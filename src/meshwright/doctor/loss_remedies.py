@@ -18,6 +18,10 @@ from meshwright.rules.learning_rate import USUAL_RATES
 CLIPPED: tuple[LogFormat, ...] = ("megatron", "nemo", "torchtitan", "automodel", "kempnerforge", "transformers")
 """Logs of trainers that clip gradients at 1.0 unless they are configured otherwise."""
 
+HALF = 0.5
+SMALLEST_SHARE = 0.1
+"""The loss of the first steps is noise: less than a tenth of the rate is not advised because of it."""
+
 
 def _usual_rate(stats: RunStats) -> Remedy | None:
     """Return the fix of a rule that finds the learning rate too high; half of such a rate would be too high as well."""
@@ -44,6 +48,17 @@ def _usual_logged_rate(stats: RunStats) -> Remedy | None:
     return Remedy(try_=(format_override(LR, rate),), what="contract", why=why)
 
 
+def _lower_rate(stats: RunStats, rising: Step | None) -> Remedy:
+    """Return half the rate that ran, or less: the highest rate before the loss rises, if that is in the warm-up."""
+    ran = remedies.rate_that_ran(stats)
+    before = [step.lr for step in stats.run.steps if step.lr and rising is not None and step.step <= rising.step]
+    share = max(before) / ran if ran and before else 1.0
+    if rising is None or share >= HALF:
+        return remedies.other_rate(stats, HALF, "smaller updates")
+    why = f"smaller updates: the loss rises from step {rising.step}, when the rate is {max(before):.3g}"
+    return remedies.other_rate(stats, max(share, SMALLEST_SHARE), why)
+
+
 def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterator[Remedy]:
     """Yield remedies that stabilize training: first the rate if it is far too high, else what keeps the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
@@ -53,7 +68,7 @@ def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterato
     if suspect is not None:
         yield stated_rate(stats, suspect)
     usual = None if suspect else _usual_rate(stats)  # then the rate is the cause, whatever the samples are
-    lower = usual or remedies.other_rate(stats, 0.5, "smaller updates")
+    lower = usual or _lower_rate(stats, rising)
     if usual is not None:
         yield usual
     yield remedies.advice(f"resume from {which} with other samples", why=why)

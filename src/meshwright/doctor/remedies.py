@@ -248,16 +248,14 @@ def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
     It is in words if the run's own is unknown.
     """
     case, lr, least = stats.case, LR, "schedule.min_lr"
-    if case is None or not stats.states(lr):
-        highest = max((step.lr for step in stats.run.steps if step.lr), default=None)
-        if highest is not None:
-            rate = _within_rules(stats, highest, factor)
-            return Remedy(try_=(format_override(lr, rate),), what="contract", why=why)
+    ran = rate_that_ran(stats)
+    if ran is None:
         text = f"{MANY[factor]} the learning rate that ran and of its minimum"
         there = named_setting(stats.run, lr, f"<{MANY[factor]} now>")
         return Remedy(try_=(text,), what="action", why=why, there=there)
-    unlike = rate_unlike_file(stats)
-    ran = case.recipe.optimizer.lr if unlike is None else unlike.logged
+    if case is None or not stats.states(lr):
+        rate = _within_rules(stats, ran, factor)
+        return Remedy(try_=(format_override(lr, rate),), what="contract", why=why)
     values = {lr: _within_rules(stats, ran, factor)}
     if stats.states(least) and (low := case.recipe.schedule.min_lr):
         is_rules = values[lr] < _scaled(ran, factor)  # whose minimum is the run's, as in the fix of check
@@ -267,6 +265,14 @@ def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
     # The minimum of our recipe is not the run's: framework settings that derive from it would be wrong.
     other = RunStats(stats.run, case.rebuild(override.change(case.recipe, {least: 0.0})[0]))
     return contract(other, values, why)
+
+
+def rate_that_ran(stats: RunStats) -> float | None:
+    """Return the highest learning rate of the run's schedule: as stated, else the highest in the log."""
+    if stats.case is None or not stats.states(LR):
+        return max((step.lr for step in stats.run.steps if step.lr), default=None)
+    unlike = rate_unlike_file(stats)
+    return stats.case.recipe.optimizer.lr if unlike is None else unlike.logged
 
 
 def _within_rules(stats: RunStats, rate: float, factor: float) -> float:
