@@ -96,3 +96,9 @@ def test_a_torchtitan_run_that_recomputes_all_and_does_not_compile_is_compared_w
     assert finding["remedies"][0]["try"] == ["layout.recompute=none", "kernels.compile=true"]
     assert "compile.enable = true" in " ".join(finding["remedies"][0]["there"])
     assert not diagnosed(meshwright, tmp_path, titan_log("", 9300), *cluster)["findings"]
+
+
+def test_a_log_that_just_ends_may_be_of_a_run_that_hangs(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(titan_log("", 9300))
+    answer = meshwright("doctor", str(tmp_path / "train.log"), "--gpus", "16x8xH100").out
+    assert "it is still running, hangs (a line is due every 35.2 s; py-spy dump --pid PID shows where), was" in answer

@@ -86,9 +86,12 @@ def stopped_early(stats: RunStats) -> Iterator[str]:
     if run.ending.startswith(REQUESTED_END):
         yield f"{where}: {run.ending.strip()}"
     elif not run.ending:
+        seconds = stats.step_s
+        pace = None if seconds is None else f"{seconds * max(1, last.covers):.3g}"
+        due = f" (a line is due every {pace} s; py-spy dump --pid PID shows where)" if pace else ""
         yield (
-            f"{where}, without an error or a line that says the training ended: it is still running, was killed, or "
-            "the log is cut; the last lines of the job's own output (sacct -j JOB, stderr) show which"
+            f"{where}, without an error or a line that says the training ended: it is still running, hangs{due}, was "
+            "killed, or the log is cut; the last lines of the job's own output (sacct -j JOB, stderr) show which"
         )
 
 
