@@ -229,3 +229,17 @@ def test_columns_that_a_trainer_ignores_are_converted_or_reported(
     assert written.exists() == (converted is not None)
     if converted is not None:
         assert json.loads(written.read_text().splitlines()[0])["messages"] == converted
+
+
+def test_a_saved_plan_with_context_parallelism_has_a_fix_that_accelerate_has_a_key_for(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = ("recommend", "qwen3-8b", "--gpus", "2xRTX4090", "--goal", "qlora", "--seq", "8k", "--save", "sized.toml")
+    assert meshwright(*plan).code == 0
+    export = ("export", "sized.toml", "--to", "trl", "--out")
+    (error,) = (one for one in meshwright(*export, "a", "--json").json["findings"] if one["severity"] == "error")
+    assert error["rule"] == "sequence.packing-over-context"
+    fixed = meshwright(*export, "b", "--json", *error["fix"])
+    assert fixed.code == 0
+    assert not {one.partition("=")[0] for one in error["fix"]} & {one["field"] for one in fixed.json["unmapped"]}

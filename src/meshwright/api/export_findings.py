@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
 WRITTEN = "--out FOLDER"  # fix of an export that converts data, which are written and not printed
@@ -41,9 +41,26 @@ def all_findings(
     """Return our findings and the framework's; those that its rules report more precisely once, with a fix of both."""
     found = framework_findings(theirs, written, checked.model, checked.cluster)
     hidden = frameworks.superseded(theirs, found)
-    ours = [one for one in checked.findings if one.rule not in hidden]
+    ours = [_with_a_key(theirs, checked, one) for one in checked.findings if one.rule not in hidden]
     before = set[str]().union(*_error_rules(theirs, checked, checked.recipe, found)) if found else set()
     return (*ours, *(_with_working_fix(theirs, checked, one, converting, before) for one in found))
+
+
+def _with_a_key(theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding) -> RuleFinding:
+    """Return an error with a fix in settings that the framework has keys for, if there is one."""
+    if finding.severity != "error" or not finding.fix or finding.rule not in rules.RULES:
+        return finding
+    with suppress(InputError):
+        changed = override.apply_fix(checked.recipe, finding.fix)
+        written = frameworks.export(theirs, changed, checked.model, checked.cluster)
+        lost = {one.field for one in written.unmapped} & override.requested(checked.recipe, finding.fix).keys()
+        if lost:
+            case = planner.case_of(checked.recipe, checked.model, checked.cluster, checked.engine)
+            names = {recipe_fields()[key].flat for key in lost}
+            other = rules.one_fix(rules.RULES[finding.rule], case, typed=names)
+            if other and not names & other.keys():
+                return msgspec.structs.replace(finding, fix=planner.as_overrides(other))
+    return finding
 
 
 def unconverted_data(
