@@ -395,7 +395,7 @@ def _head(launch: LaunchCommand) -> Iterator[Finding]:
             continue
         host, _, port = str(setting.value).partition(":")
         if host in LOCAL:
-            node = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+            node = node_rank.FIRST_NODE
             value = f"{node}:{port}" if port else node
             text = f"--{name} {setting.value} with {_several_nodes(launch)} nodes: each node waits at itself"
             yield _finding("launch.head", f"--{name}", setting, text, f"torchrun --{name} {value}")

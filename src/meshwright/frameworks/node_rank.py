@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # a script's interpreter, which only files need
 RULE = "launch.node-rank"
 STATIC = "static"  # torchrun's default rendezvous, which reads --node_rank
 OWN_DEFAULTS = "PET_"  # torchrun reads the default of an option from this variable: PET_NODE_RANK
+FIRST_NODE = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"  # where ranks of all nodes meet
 TASK_VARIABLE = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?")
 INNER_SHELL = re.compile(r"\b(?:ba)?sh\s+-\w*c\b|(?<![\w-])eval\s|<<|\\\$")
 """What may expand a variable again in a task: an inner shell, eval, a here document, an escaped variable."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.node_rank import has_known_options, is_one_of_several
+from meshwright.frameworks.node_rank import FIRST_NODE, has_known_options, is_one_of_several
 from meshwright.frameworks.types import as_int
 from meshwright.rules.rule import Finding
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # a script's interpreter, which only files need
     from meshwright.frameworks.shell import LaunchCommand
 
 RULE = "launch.separate-runs"
-FIRST_NODE = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 
 
 class Joins(NamedTuple):

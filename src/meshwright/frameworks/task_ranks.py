@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.load import program_path
-from meshwright.frameworks.node_rank import INNER_SHELL, is_one_of_several
+from meshwright.frameworks.node_rank import FIRST_NODE, INNER_SHELL, is_one_of_several
 from meshwright.frameworks.trainer import parse_arguments
 from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.rules.rule import Finding
@@ -21,7 +21,6 @@ MARK = "per_device_train_batch_size"  # an argument of the Trainer
 RANKS = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 TASK_RANKS = f"srun bash -c '{' '.join(f'{name}=${one}' for name, one in RANKS.items())} exec python …'"
 ADDRESS = "MASTER_ADDR"
-FIRST_NODE = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 READS_SLURM = re.compile(
     r"SLURM|OMPI_|PMI|mpi4py|idr_torch|submitit|deepspeed|hostlist|lightning|ray\b|meshwright|nemo|kempnerforge", re.I
 )
@@ -39,7 +38,7 @@ def missing_ranks(content: Content, launch: LaunchCommand, parsed: ParsedConfig)
     if launch.launcher != "srun" or tasks < 2 or content.script is None or _may_be_set(content, launch):
         return
     kind = _kind(content, launch, parsed)
-    held = {**launch.env}
+    held = launch.env
     missing = [name for name in (*RANKS, ADDRESS) if name not in held and name not in content.script.variables]
     shared = [] if INNER_SHELL.search(content.text) else [one for one in RANKS if _is_expanded(held.get(one))]
     if not kind or not (set(missing) & set(RANKS) or shared):
@@ -50,7 +49,7 @@ def missing_ranks(content: Content, launch: LaunchCommand, parsed: ParsedConfig)
         text += f"nothing sets {', '.join(missing)}: {kind.format(tasks=tasks)}"
     else:
         text += f"{shared[0]}={held[shared[0]].value} is expanded before them: all have the number of the first"
-    fix = (*((FIRST_NODE, "export MASTER_PORT=29500") if ADDRESS in missing else ()), TASK_RANKS)
+    fix = (*((f"export {ADDRESS}={FIRST_NODE}", "export MASTER_PORT=29500") if ADDRESS in missing else ()), TASK_RANKS)
     yield Finding(RULE, "error", "RANK", text, fix, file=at.file, line=at.line)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from meshwright.engine.data.rewrite import rewritten
 from meshwright.errors import InputError
 
 SUFFIXES = (".csv", ".tsv")
@@ -23,6 +24,7 @@ READERS = {
     ".sav": "read_spss",
 }
 """Functions of pandas that read tables of formats that are not read here."""
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file starts
 WINDOWS = "WINDOWS-1252"  # what Excel writes as plain CSV in Western Europe; Latin-1 without control characters
 
 
@@ -59,15 +61,14 @@ def utf8_fix(path: Path) -> tuple[str, ...]:
     """Return the command that writes a text file as UTF-8, and the file to use then."""
     with path.open("rb") as file:
         head = file.read(1 << 20)
-    encoding = "UTF-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else WINDOWS
+    encoding = "UTF-16" if head.startswith(UTF_16) else WINDOWS
     if encoding == WINDOWS:
         try:
             head.decode("cp1252")
         except UnicodeDecodeError:
             encoding = "LATIN1"
     written = path.with_name(f"{path.stem}_utf8{path.suffix}")
-    command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(written))}"
-    return (f"{command}, then --dataset {shlex.quote(str(written))}",)
+    return (rewritten(f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))}", written),)
 
 
 def unsupported(path: Path, suffixes: Sequence[str], field: str, name: str) -> InputError:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engine.data import csv_format
+from meshwright.engine.data.rewrite import rewritten
 
 HEAD_BYTES = 1 << 16
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 OVER_LINES = re.compile(rb"\s*\{\s*\n")  # an object whose first line is not all of it
 MESSAGE_KEYS = {"role", "from", "content", "value"}
 DEEPEST = 4  # sections around a list of rows
@@ -32,7 +32,7 @@ def not_json_fix(path: Path, error: Exception) -> tuple[str, ...]:
         return ()
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    if "utf-8" in str(error).lower() or head.startswith(UTF_16):
+    if "utf-8" in str(error).lower() or head.startswith(csv_format.UTF_16):
         return csv_format.utf8_fix(path)
     if OVER_LINES.match(head.removeprefix(codecs.BOM_UTF8)):
         return (_command(path, SPLIT, f"{path.stem}_lines.jsonl"),)
@@ -66,6 +66,4 @@ def _is_conversation(value: object) -> bool:
 
 
 def _command(path: Path, program: str, name: str) -> str:
-    written = shlex.quote(str(path.with_name(name)))
-    command = f"python3 -c {shlex.quote(program)} < {shlex.quote(str(path))} > {written}"
-    return f"{command}, then --dataset {written}"
+    return rewritten(f"python3 -c {shlex.quote(program)} < {shlex.quote(str(path))}", path.with_name(name))

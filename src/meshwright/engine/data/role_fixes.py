@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from meshwright.engine.data.rewrite import rewritten
+
 SPEAKERS: Mapping[str, str] = {
     **dict.fromkeys(
         ("customer", "client", "caller", "visitor", "guest", "patient", "student", "person", "question",
@@ -41,5 +43,5 @@ def _plain(role: str) -> str:
 
 def _command(path: Path, roles: Sequence[str]) -> str:
     renames = "; ".join(rf's/"(role|from)"( *: *)"{role}"/"\1"\2"{SPEAKERS[_plain(role)]}"/g' for role in roles)
-    written = shlex.quote(str(path.with_name(f"{path.stem}_roles{path.suffix}")))
-    return f"sed -E {shlex.quote(renames)} {shlex.quote(str(path))} > {written}, then --dataset {written}"
+    written = path.with_name(f"{path.stem}_roles{path.suffix}")
+    return rewritten(f"sed -E {shlex.quote(renames)} {shlex.quote(str(path))}", written)
