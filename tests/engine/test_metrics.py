@@ -89,6 +89,14 @@ def test_the_steady_speed_is_the_median_of_the_window_without_the_first_step(tim
     assert meter.remaining_s(100) == 0
 
 
+def test_the_end_of_a_run_is_not_predicted_from_the_step_that_compiles() -> None:
+    meter = Meter(Constants(tokens_per_step=10, flops_per_token=1.0, world=1, steps=60, estimate_step_s=0.2))
+    meter.add(20.7)
+    assert meter.remaining_s(1) == pytest.approx(59 * 0.2)
+    meter.add(0.15)
+    assert meter.remaining_s(2) == pytest.approx(58 * 0.15)
+
+
 def test_a_meter_reports_none_for_what_it_does_not_know() -> None:
     meter = Meter(Constants(tokens_per_step=10, flops_per_token=1.0, world=1))
     assert meter.steady is None

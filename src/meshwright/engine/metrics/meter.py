@@ -92,9 +92,15 @@ class Meter:
         return min(seen, run.total_samples or seen) / run.samples_per_epoch if run.samples_per_epoch else None
 
     def remaining_s(self, step: int) -> float | None:
-        """Return the seconds until the run ends after `step` completed steps."""
+        """Return the seconds until the run ends after `step` completed steps.
+
+        The first step of a process compiles and warms up: until the second, the estimate says more.
+        """
         steps, speed = self.constants.steps, self.steady
-        return None if steps is None or speed is None else max(0, steps - step) * speed.step_s
+        if steps is None or speed is None:
+            return None
+        step_s = self.constants.estimate_step_s if self._steps == 1 else None
+        return max(0, steps - step) * (step_s or speed.step_s)
 
     def _speed(self, step_s: float, tokens: float) -> Speed:
         run = self.constants
