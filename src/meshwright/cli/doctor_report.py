@@ -79,9 +79,9 @@ def _finding(finding: dict[str, Any], listed: dict[str, str]) -> None:
         out.print(f"  [dim]{escape(line)}[/]")
     new = [one for one in finding["remedies"] if " ".join(one["try"]) not in listed]
     for number, remedy in enumerate(new, start=1):
-        out.print(f"  {number}. [bold]{escape(' '.join(remedy['try']))}[/]{escape(_effect(remedy))}")
+        out.print(f"  {number}. [bold]{escape(' '.join(remedy['there'] or remedy['try']))}[/]{escape(_effect(remedy))}")
         if remedy["there"]:
-            out.print(f"     [dim]in its framework: {escape(' '.join(remedy['there']))}[/]")
+            out.print(f"     [dim]in a plan: {escape(' '.join(remedy['try']))}[/]")
     others = {listed[text] for one in finding["remedies"] if (text := " ".join(one["try"])) in listed}
     if others:
         out.print(f"  [dim]{'also the' if new else 'the'} remedies of {', '.join(sorted(others))} above[/]")

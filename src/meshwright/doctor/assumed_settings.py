@@ -140,6 +140,7 @@ def degrees_that_divide(case: Case, stated: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(format_override(key, value) for key, value in found.items() if key not in keys)
 
 
+TRAIN_ADAPTERS = ("unsloth",)  # front ends whose examples all do
 ADAPTERS = 0.5  # of a model's parameters: fewer trainable ones are those of adapters
 
 
@@ -154,6 +155,8 @@ def logged_goal(run: Run, target: str) -> tuple[Goal | None, str]:
         return None, ""
     if trained is None:
         name = run.header.front_end
+        if name in TRAIN_ADAPTERS:
+            return "peft", f"the log is of {name}: adapters are assumed, --goal peft; --goal qlora for 4-bit weights"
         note = f"the log is of {name}, which fine-tunes: --goal sft is assumed; --goal peft or qlora for adapters"
         return ("sft", note) if name else (None, "")
     with suppress(InputError):  # what the name means is reported by the estimate

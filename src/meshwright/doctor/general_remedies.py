@@ -27,6 +27,13 @@ ORDERS: Mapping[str, tuple[Any, ...]] = {
     "kernels.loss": ("plain", "vocab_parallel", "chunked", "fused_linear"),
 }
 """Values of a field, each of which saves what those before it save; other fields have the value or have it not."""
+OF_FRONT_ENDS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "unsloth": (
+        ("peft.method", "qlora", "stores the frozen weights in 4 bits, if they are not yet"),
+        ("data.seq_length", "<half of now>", "shorter samples: their activations are proportional to it"),
+    )
+}
+"""Front ends that mostly train adapters -> what their users change besides; a value in words follows that of now."""
 IF_STATED = ("layout.reshard_after_forward", "layout.sp")  # only if the log has them off
 DOUBLED = (
     ("layout.tp", "shards every matrix further"),
@@ -46,6 +53,8 @@ def general_remedies(run: Run) -> Iterator[Remedy]:
     for field, value, why in REMEDIES:
         if not _is_in_place(stated, field, value):
             found += _as_settings(run, field, value, why)
+    for field, value, why in OF_FRONT_ENDS.get(run.header.front_end, ()):
+        found += _as_settings(run, field, value, why)
     if len(found) < FEW and run.kind != "transformers":
         ranks = prod(int(stated.get(field, 1)) for field, _ in DOUBLED)
         for field, why in DOUBLED if run.header.world and run.header.world % (2 * ranks) == 0 else ():
@@ -73,7 +82,8 @@ def _is_in_place(stated: Mapping[str, Any], field: str, value: Any) -> bool:
 
 def _as_settings(run: Run, field: str, value: Any, why: str) -> Iterator[Remedy]:
     """Yield a remedy with its settings in the framework that ran; none if that has no such setting."""
-    text = format_override(field, value)
+    in_words = isinstance(value, str) and value.startswith("<")
+    text = f"{field}={value}" if in_words else format_override(field, value)
     there = general_settings(run, text)
     if there is not None:
-        yield Remedy(try_=(text,), what="layout", why=why, there=there)
+        yield Remedy(try_=(text,), what=remedies.change_kind((field,)), why=why, there=there)

@@ -83,6 +83,8 @@ def memory_candidates(case: Case) -> Iterator[Change]:
         yield Change({"layout.offload": "activations"}, "keeps activations in host memory; its cost is not estimated")
     if case.recipe.precision.moments == "fp32":
         yield Change({"precision.moments": "bf16"}, "halves the first moment; changes the experiment")
+    if case.recipe.goal == "peft" and case.recipe.peft.method == "lora":
+        yield Change({"peft.method": "qlora"}, "stores the frozen weights in 4 bits; changes the experiment")
 
 
 def speed_candidates(case: Case) -> Iterator[Change]:
@@ -201,8 +203,8 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
     there = to_framework_settings(stats.run, case, recipe)
     if not there and is_impossible(stats.run, case, recipe):
         return None
-    if stats.run.kind == "transformers" and not there and {*keys} & {*MODEL_PARALLEL}:
-        return None  # the Trainer is data parallel
+    if stats.run.kind == "transformers" and not there and ({*keys} & {*MODEL_PARALLEL} or stats.run.header.front_end):
+        return None  # the Trainer is data parallel, and its front ends have no other keys
     return Remedy(
         try_=tuple(format_override(one.key, one.new) for one in log),
         what=change_kind(keys),

@@ -259,7 +259,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     def gpus_option(self) -> str:
         """The option that names the GPUs, with as many as the log states; empty if they are known."""
         known = self.gpus or (self.gpu and self.world)
-        return "" if known else f" --gpus {self.world or self.data_ranks or 8}xH100"
+        return "" if known else f" --gpus {self.world or self.data_ranks or 8}x{self.gpu or 'H100'}"
 
     def logged_tokens(self, world: int | None) -> int | None:
         """Return the tokens of a step on all GPUs that the log states or implies; None if it does not."""

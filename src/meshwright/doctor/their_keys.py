@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright import frameworks
@@ -50,6 +50,15 @@ TRAINER_ARGUMENTS: Mapping[str, str] = {
 }
 """Fields -> TrainingArguments with the same value."""
 TRAINER_VALUES: Mapping[str, Mapping[str, str]] = {"precision.compute=bf16": {"bf16": "true", "fp16": "false"}}
+OWN_ARGUMENTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "unsloth": {
+        "layout.recompute=full": {"use_gradient_checkpointing": '"unsloth"'},  # of get_peft_model
+        "kernels.loss=fused_linear": {},  # its own loss has no logits of all tokens already
+        "peft.method=qlora": {"load_in_4bit": "true"},  # of from_pretrained
+        "data.seq_length": {"max_seq_length": ""},
+    }
+}
+"""Front ends that are Python functions -> overrides, or fields whose value is the argument's -> their own arguments."""
 STAND_IN = 0.000123457  # a value that no recipe has
 FRAMEWORK: Mapping[LogFormat, str] = {
     "megatron": "megatron-lm",
@@ -138,25 +147,39 @@ def _trainer_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
     differing = [key for key in recipe_fields() if field_value(before, key) != field_value(changed, key)]
     found: dict[str, str] = {}
     for key in differing:
-        text = format_override(key, field_value(changed, key))
-        one = TRAINER_SETTINGS.get(text) or TRAINER_VALUES.get(text)
-        if key in TRAINER_ARGUMENTS:
-            one = {TRAINER_ARGUMENTS[key]: text.partition("=")[2]}
-        if one is None:
+        one = _arguments_for(run, format_override(key, field_value(changed, key)))
+        if not one:
             return ()
         found |= one
     if MICRO_BATCH in differing:
         ranks = max(int(case.world) // (changed.layout.tp * changed.layout.pp * changed.layout.cp), 1)
         samples = changed.layout.micro_batch_size * ranks
         found[ACCUMULATION] = str(max(changed.train.global_batch_size // samples, 1))
-    if run.header.file.endswith(".py"):
-        return tuple(f"{key}={PYTHON_WORDS.get(value, value)}" for key, value in found.items())
-    lines: Iterable[str] = (f"{key}: {value}" for key, value in found.items())
-    if run.header.front_end:
-        lines = in_front_end(run.header.front_end, found)
+    lines = _argument_lines(run, found)
     files = {one.file for one in stated_settings(run).values()}
     is_command = run.header.file.endswith(".sh") and not any(one.endswith((".yaml", ".yml")) for one in files)
     return tuple(f"--{line.replace(': ', ' ', 1)}" if is_command else line for line in lines)
+
+
+def _arguments_for(run: Run, text: str) -> Mapping[str, str] | None:
+    """Return the Trainer's or its front end's arguments for an override; None or none if there are none."""
+    field, _, value = text.partition("=")
+    own = OWN_ARGUMENTS.get(run.header.front_end, {})
+    found = next(
+        (one[key] for one in (own, TRAINER_SETTINGS, TRAINER_VALUES) for key in (text, field) if key in one), None
+    )
+    if found is not None:
+        return {key: stated or value for key, stated in found.items()}
+    return {TRAINER_ARGUMENTS[field]: value} if field in TRAINER_ARGUMENTS else None
+
+
+def _argument_lines(run: Run, arguments: Mapping[str, str]) -> tuple[str, ...]:
+    """Return arguments of the Trainer as the run's file or its front end spells them; empty if it has no such key."""
+    if run.header.file.endswith(".py") or run.header.front_end in OWN_ARGUMENTS:
+        return tuple(f"{key}={PYTHON_WORDS.get(value, value)}" for key, value in arguments.items())
+    if run.header.front_end:
+        return in_front_end(run.header.front_end, arguments)
+    return tuple(f"{key}: {value}" for key, value in arguments.items())
 
 
 def _kept_batch(
@@ -176,11 +199,8 @@ def general_settings(run: Run, text: str) -> tuple[str, ...] | None:
     Nothing is known about the run but its format: the change is made to a small recipe whose value differs.
     """
     if run.kind == "transformers":
-        key, _, value = text.partition("=")
-        found = TRAINER_SETTINGS.get(text) or TRAINER_VALUES.get(text)
-        if found is None and key in TRAINER_ARGUMENTS:
-            found = {TRAINER_ARGUMENTS[key]: value}
-        return None if found is None else _of_trainer(run, found)
+        found = _arguments_for(run, text)
+        return _of_trainer(run, found) if found else None
     if framework_of(run) is None:
         return ()
     given: dict[str, Any] = {"layout.recompute": "none", "layout.micro_batch_size": 2, "schedule.min_lr": 0.0}
@@ -247,9 +267,7 @@ def _of_trainer(run: Run, arguments: Mapping[str, str]) -> tuple[str, ...] | Non
     """Return arguments of the Trainer in the keys of the front end that started it; None if it has no such key."""
     batch, ranks = run.header.overrides.get(GLOBAL_BATCH), run.header.data_ranks
     known = {ACCUMULATION: str(batch // ranks)} if batch and ranks and ACCUMULATION in arguments else {}
-    if run.header.front_end:
-        return in_front_end(run.header.front_end, {**arguments, **known}) or None
-    return tuple(f"{key}: {value}" for key, value in {**arguments, **known}.items())
+    return _argument_lines(run, {**arguments, **known}) or None
 
 
 def stated_settings(run: Run) -> Settings:

@@ -31,6 +31,7 @@ LOOKED_FOR = (
 HINTS = ("'loss':", '"current_steps":', '"global_step/max_steps":', '"iteration": "')
 MARKS = re.compile(
     r"\"log_history\": ?\[|'train_runtime':|'eval_loss':|\*{5} Running training \*{5}|transformers[./]trainer"
+    r"|Unsloth \d{4}\.\d|Num GPUs = \d+\. Max memory"
 )
 STEP = re.compile(
     r"\{(?>[^{}']*(?:'(?!loss')[^{}']*)*)'loss': '?" + NUMBER + r"'?[^{}]*\}"
@@ -64,14 +65,15 @@ FRONT_ENDS = {
     "axolotl": re.compile(r"\[axolotl\.|/axolotl/|\baxolotl[./](?:cli|train)\b"),
     "llama-factory": re.compile(r"\bllamafactory[./\]-]|LLaMA-?Factory/", re.IGNORECASE),
     "ms-swift": re.compile(r":swift\]|\bswift/(?:llm|cli|trainers?)/|\bms-swift\b"),
+    "unsloth": re.compile(r"Unsloth \d{4}\.\d|\bUnsloth - \d+x faster"),
     "trl": re.compile(r"/trl/(?:trainer|scripts)/"),
 }
 """Messages and paths of the front ends that train with the Trainer; TRL last, whose trainers the others use."""
 WORLD = re.compile(
     r"(?:world_size|Num(?:ber of)? (?:processes|GPUs(?: used)?)) ?[=:] ?(\d+)\b(?!\. Max memory)", re.IGNORECASE
 )
-GPU = re.compile(r"/\|\s+(\w[\w -]*)\. Num GPUs = \d+\. Max memory")
-"""The GPU in Unsloth's banner, which also has the number of those that the machine has."""
+GPU = re.compile(r"/\|\s+(\w[\w -]*)\. Num GPUs = (\d+)\. Max memory")
+"""The GPU in Unsloth's banner, and the number of those that the machine has: not all of them need to train."""
 NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -144,8 +146,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
     known_total = next((record.total for record in reversed(records) if record.total), None)
     stated["total_steps"] = stated["total_steps"] or known_total or 0
     header = msgspec.structs.replace(_header(world, stated), front_end=_front_end(lines))
-    if gpu := next((found[1] for line in lines if "Num GPUs" in line.text and (found := GPU.search(line.text))), ""):
-        header = msgspec.structs.replace(header, gpu=gpu)
+    if banner := next((found for line in lines if "Num GPUs" in line.text and (found := GPU.search(line.text))), None):
+        header = msgspec.structs.replace(header, gpu=banner[1], world=world or (1 if banner[2] == "1" else None))
     if any("use_cache" in line.text and RECOMPUTES.search(line.text) for line in lines):
         header = msgspec.structs.replace(header, overrides={**header.overrides, "layout.recompute": "full"})
     for record in records:
