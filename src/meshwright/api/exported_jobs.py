@@ -198,7 +198,7 @@ def _started_program(launch: FrameworkLaunch, exported: Exported) -> StartedProg
     on_nodes = launch.local and not launch.request.image  # not in a container, which has paths of its own
     notes: tuple[str, ...] = ()
     if launch.folder and source is not None and source.settings.parsed.program.argv:
-        program = other_frameworks.with_full_arguments(program, source.content.folder)
+        program = other_frameworks.with_full_arguments(program, source.content.folder, files)
     if launch.requeued:
         program = other_frameworks.saving_on_signal(program, framework, files)
         notes = other_frameworks.planned_exit_notes(program)

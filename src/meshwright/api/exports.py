@@ -255,7 +255,7 @@ def _with_own_settings(
     dropped, written = job.dropped(target.theirs, patched.lost), patched.written
     if not target.folder or not target.has_program or target.anywhere:
         return written, dropped
-    program, missing = other_frameworks.started_elsewhere(written.program, own.content.folder)
+    program, missing = other_frameworks.started_elsewhere(written.program, own.content.folder, written.files)
     name = checked.recipe.name
     files = {**written.files, f"{name}.sh": launch.start_script(program, on, name)}
     notes = (*written.notes, *missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,13 +31,13 @@ def keep_program(
 ) -> ExportedConfig:
     """Return an export that runs the user's program, without the file of arguments for another one."""
     changes, lost = _changes(program, base, own, recipe, on)
-    config = next(iter(written.files))
+    named = named_config(program)
+    config = _written_config(written, named)
     variables: dict[str, str] = {}
     words = [_word(one, variables) for one in program.argv]
     expanded = {word for word, one in zip(words, program.argv, strict=True) if one.unresolved and _is_expanded(word)}
-    named = str(getattr(program.given.get("deepspeed") or program.given.get("deepspeed_config"), "value", ""))
-    in_code = bool(named) and named not in words  # which opens its config by that name
-    words = [config if named and word == named else word for word in words]
+    in_code = bool(named) and not any(_names(word, named) for word in words)  # which opens its config by that name
+    words = [f"{word.removesuffix(named)}{config}" if named and _names(word, named) else word for word in words]
     if fixed := {name: value for name, value in changes.items() if program.place_in_code(name)}:  # ignores flags
         by_argument = {argument: field for field, argument in program.sources.items()}
         lost += [
@@ -75,6 +76,31 @@ def keep_program(
         unmapped=(*unmapped, *(one for one in lost if one.field not in {two.field for two in unmapped})),
         notes=(*(one for one in written.notes if PROGRAM not in one and WRITTEN not in one), *notes),
     )
+
+
+def named_config(program: ProgramArguments) -> str:
+    """Return the DeepSpeed config that an argument of the program names; empty if none does.
+
+    A bare --deepspeed turns DeepSpeed on in programs that name the config with --deepspeed_config.
+    """
+    values = (getattr(program.given.get(name), "value", None) for name in ("deepspeed_config", "deepspeed"))
+    return next((value for value in values if isinstance(value, str)), "")
+
+
+def _written_config(written: ExportedConfig, named: str) -> str:
+    """Return the file of an export that replaces the DeepSpeed config which the program names.
+
+    Beside a config of Accelerate it is the file that this one names too; another config stays as it is.
+    """
+    first = next(iter(written.files))
+    if written.framework != "accelerate" or not named:
+        return first
+    return Path(named).name if Path(named).name in written.files else named
+
+
+def _names(word: str, named: str) -> bool:
+    """Return whether a word of a command is the name of a file, or `--argument=` with it."""
+    return word == named or (word.startswith("-") and word.partition("=")[2] == named)
 
 
 def _strategy(program: ProgramArguments, changes: Mapping[str, Any]) -> str:

@@ -151,16 +151,18 @@ def full_path(text: str, *, new: bool = False, bare: bool = True, folder: Path |
     return str(path.resolve()) if new else text
 
 
-def with_full_arguments(program: Program, folder: Path | None) -> Program:
+def with_full_arguments(program: Program, folder: Path | None, own: Collection[str]) -> Program:
     """Return the user's program with the full paths of its arguments that are files here.
 
-    The job runs in another folder. `folder` is that of the script, whose paths may be relative to it. The folder of the
-    checkpoints may not exist yet.
+    The job runs in another folder, which has its `own` files. `folder` is that of the script, whose paths may be
+    relative to it. The folder of the checkpoints may not exist yet.
     """
     argv = list(program.argv)
     for number, word in enumerate(argv[1:], 1):
         name, equals, value = word.partition("=")
         if word in program.expanded or "${" in word or (word.startswith("-") and not equals):
+            continue
+        if word in own or value in own:
             continue
         before, text = (name, value) if word.startswith("-") else (argv[number - 1], word)
         argument = before.lstrip("-").replace("-", "_")
@@ -169,9 +171,11 @@ def with_full_arguments(program: Program, folder: Path | None) -> Program:
     return msgspec.structs.replace(program, argv=tuple(argv))
 
 
-def started_elsewhere(program: Program, folder: Path | None) -> tuple[Program, tuple[str, ...]]:
+def started_elsewhere(
+    program: Program, folder: Path | None, own: Collection[str]
+) -> tuple[Program, tuple[str, ...]]:
     """Return the user's program with the full paths of its script and arguments, and a note on a script not here."""
-    found = with_full_arguments(program, folder)
+    found = with_full_arguments(program, folder, own)
     script = full_path(found.argv[0], bare=False, folder=folder)
     relative = script.endswith(".py") and not script.startswith("/") and "$" not in script
     notes = (f"{script} is not on this machine: write its full path in the command",) if relative else ()
