@@ -21,7 +21,7 @@ from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import model_named
 from meshwright.api.suppression import suppressed
 from meshwright.api.targets import file_of, job_for
-from meshwright.api.verb_function import verb
+from meshwright.api.verb_function import verb, with_gpu_count
 from meshwright.choices import FRONT_ENDS
 from meshwright.errors import InputError
 from meshwright.frameworks import CheckResult, RecipeCheckResult
@@ -36,10 +36,11 @@ from meshwright.rules import Finding as RuleFinding
 NO_CONFIG = "engine.no-config"
 
 
-@verb(requests.Check)
-def check(request: requests.Check) -> CheckResult:
+@verb(requests.Check, counts_gpus=False)
+def check(asked: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
-    result = _with_faster_layout(_check(request), request.overrides)
+    request = with_gpu_count(asked)
+    result = _with_faster_layout(_check(request, own_count=request is not asked), request.overrides)
     return suppressed(_calibrated(result, load_calibration(request.calibration)), request)
 
 
@@ -90,7 +91,7 @@ def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
     return msgspec.structs.replace(result, estimate=costs.estimate(case), notes=(*notes, *result.notes))
 
 
-def _check(request: requests.Check) -> CheckResult:
+def _check(request: requests.Check, own_count: bool) -> CheckResult:
     if is_dataset_file(request.target) and not (request.framework and str(request.target).lower().endswith(".json")):
         _require_recipe_for_options(request)
         return check_data(str(request.target), request.overrides)
@@ -105,6 +106,7 @@ def _check(request: requests.Check) -> CheckResult:
             theirs,
             content,
             gpus=frameworks.stated_gpus(theirs, content, None if request.gpus is None else str(request.gpus)),
+            own_count=own_count,
             model=None if request.model is None else model_named(request.model)[0],
             overrides=request.overrides,
             advice=request.advice,

@@ -214,16 +214,17 @@ def request_of(result: object) -> Any:
 
 
 def verb(
-    request: Callable[P, R], needs: Sequence[str] = (), name: str = ""
+    request: Callable[P, R], needs: Sequence[str] = (), name: str = "", counts_gpus: bool = True
 ) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:
     """Turn a function of a request into one that takes the request's fields.
 
-    `needs` are optional packages; `name` is the function's name in the package, if it is another.
+    `needs` are optional packages; `name` is the function's name in the package, if it is another. A GPU type alone gets
+    the count that the target states, unless the function does that itself: `counts_gpus`.
     """
-    return lambda handle: VerbFunction(request, _with_packages(handle, needs), name)
+    return lambda handle: VerbFunction(request, _with_packages(handle, needs, counts_gpus), name)
 
 
-def _with_gpu_count(request: R) -> R:
+def with_gpu_count(request: R) -> R:
     """Return a request that types a GPU without a count on as many as its file states."""
     gpus = getattr(request, "gpus", None)
     if not isinstance(gpus, str) or HAS_COUNT.match(gpus):
@@ -237,7 +238,7 @@ def _with_gpu_count(request: R) -> R:
     return with_stated_count(request, target)
 
 
-def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[R], T]:
+def _with_packages(handle: Callable[[R], T], needs: Sequence[str], counts_gpus: bool) -> Callable[[R], T]:
     """Return the function with an error in one line, not a traceback, if an optional package is missing."""
 
     @wraps(handle)
@@ -245,7 +246,7 @@ def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[
         extras.require(handle.__name__, *needs)
         before = _ANSWERING.set(True)
         try:
-            return handle(_with_gpu_count(request))
+            return handle(with_gpu_count(request) if counts_gpus else request)
         except ImportError as error:
             explained = extras.explain(error, handle.__name__)
             if explained is None:

@@ -80,18 +80,20 @@ def check(
     advice: bool = False,
     goal: Goal | None = None,
     batch_note: bool = False,
+    own_count: bool = False,
     count: Count = lambda _: None,
 ) -> CheckResult:
     """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster.
 
-    `batch_note` adds a note on a faster batch where the file's divides badly; `count` returns the samples of a
-    recipe's epochs, where they can be counted.
+    `own_count`: the number of GPUs is the file's own, and only their type was typed. `batch_note` adds a note on a
+    faster batch where the file's divides badly; `count` returns the samples of a recipe's epochs, where they can be
+    counted.
 
     The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
     """
     if gpus is not None and is_known(gpus.strip()):
         gpus = asked_gpus(import_recipe(framework, content, model, list(overrides), goal), gpus.strip())
-    result = _check(framework, content, gpus, model, overrides, advice, goal, count=count)
+    result = _check(framework, content, gpus, model, overrides, advice, goal, own_count=own_count, count=count)
     tried: list[tuple[Content, bool, CheckResult]] = []
 
     def recheck(changed: Content, fixes: bool) -> CheckResult:
@@ -99,7 +101,7 @@ def check(
             if fixed == fixes and known == changed:
                 return after
         with no_notes():
-            after = _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes, count=count)
+            after = _check(framework, changed, gpus, model, overrides, advice, goal, fixes, own_count, count)
         tried.append((changed, fixes, after))
         return after
 
@@ -184,6 +186,7 @@ def _check(
     advice: bool,
     goal: Goal | None,
     fixes: bool = True,
+    own_count: bool = False,
     count: Count = lambda _: None,
 ) -> CheckResult:
     imported = import_recipe(framework, content, model, list(overrides), goal)
@@ -202,7 +205,7 @@ def _check(
     findings = [
         *imported.parsed.findings,
         *_repeated_keys(framework, content),
-        *launch_findings(content, imported.parsed, on, gpus),
+        *launch_findings(content, imported.parsed, on, gpus, own_count),
         *_checkpoint_findings(content, imported, sized, estimate, buildable, case),
         *model_findings(imported, model),
         *imported.mapped.findings,

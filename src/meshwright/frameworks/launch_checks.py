@@ -82,8 +82,13 @@ QUOTES_IGNORED = ("--split",)
 SEVERITY = {one.id: one.severity for one in RULES}
 
 
-def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
-    """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
+def launch_findings(
+    content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None, own_count: bool = False
+) -> list[Finding]:
+    """Return the findings about the launch that was checked; a value known only at run time contradicts nothing.
+
+    `own_count`: the number of the GPUs is the file's own.
+    """
     quoted = [*cut_commands.cut_findings(content), *arithmetic_findings(content), *_literal_quotes(content)]
     quoted += _signal(content, parsed)
     any_launch = imported_launch(content, parsed)
@@ -98,7 +103,7 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
         hidden += [] if any_launch is None else more_gpus_than_given(any_launch, given_on)
         return [*hidden, *environment, *quoted]
     heads = [one for one in _head(launch) if not _has_default(content, one)]
-    found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on, gpus), *heads]
+    found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on, gpus, own_count), *heads]
     found += [*node_rank.node_rank_findings(content, launch), *environment, *quoted]
     given = _given(content, launch, cluster, gpus)
     reported = {one.rule for one in found}
@@ -274,15 +279,14 @@ def _processes(launch: LaunchCommand) -> tuple[int, SourcedValue, str] | None:
     return (count, setting, key) if setting is not None and count else None
 
 
-def _gpus(launch: LaunchCommand, given: Cluster | None, gpus: str | None) -> Iterator[Finding]:
+def _gpus(launch: LaunchCommand, given: Cluster | None, gpus: str | None, own_count: bool) -> Iterator[Finding]:
     """Compare the processes per node with the GPUs of the job, with those that are visible, and both with the nodes."""
     found = _processes(launch)
     if found is None or (_tasks_per_node(launch) > 1 and launch.launcher == "torchrun"):
         return  # several launchers per node are reported on their own
     count, at, key = found
     have = given.gpus_per_node if given is not None else 0
-    # A type alone has got the processes per node of the file as its number before.
-    if given is not None and (_is_cluster_file(gpus) or (_names_nodes(gpus) and have != count)):
+    if given is not None and not own_count and (_is_cluster_file(gpus) or _names_nodes(gpus)):
         absent = list(more_than_a_node_has(launch, given, [_process_fix(launch, have)] if count > have else []))
         yield from absent
         if absent:
