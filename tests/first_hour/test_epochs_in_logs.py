@@ -23,11 +23,14 @@ def test_doctor_reads_the_console_of_a_run_by_epochs(meshwright: Any, tmp_path: 
     assert (read.json["steps"], read.json["last_step"], read.json["total_steps"]) == (3, 3, 40)
 
 
+DATA = ("--dataset", "medpix")  # whose card publishes no number of samples
+
+
 @pytest.mark.parametrize("more", [(), ("--price", "1.10")])
 def test_epochs_of_data_that_is_not_here_say_so(meshwright: Any, more: tuple[str, ...]) -> None:
-    shown = meshwright("recommend", "llama3-8b", "--gpus", "1xL40S", "--goal", "qlora", "train.epochs=2", *more)
+    shown = meshwright("recommend", "llama3-8b", "--gpus", "1xL40S", "--goal", "qlora", "train.epochs=2", *DATA, *more)
     assert shown.code == 0, shown.err
-    assert "no figures: the samples of squad are not known here" in shown.out
+    assert "no figures: the samples of medpix are not known here" in shown.out
     assert "does not fit" not in shown.out
 
 

@@ -60,7 +60,10 @@ def test_days_are_the_deadline_of_epochs_or_steps(length: tuple[str, ...], meshw
         assert "days train on" not in answer.out
     if "--epochs" not in length:
         return
-    assert "the samples of squad are not known here" in meshwright(*PLANNED, "--days", "2", "--epochs", "3").out
+    assert (
+        "the samples of me/mine are not known here"
+        in meshwright(*PLANNED, "--dataset", "me/mine", "--days", "2", "--epochs", "3").out
+    )
     sized = meshwright("size", "qwen3-4b", "--gpu", "A10G", "--goal", "qlora", "--days", "2", *length)
     assert "In 2 days" in sized.out or "in 2 days" in sized.out
 

@@ -228,10 +228,11 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
     """Return the samples of a local file or folder; None if they are not known."""
     data = recipe.data
     path = Path(data.dataset).expanduser()
-    if data.blend or file_access.closed():
+    if data.blend:
         return None
-    if not path.exists():
-        return _count_of_several(recipe, engine)
+    if file_access.closed() or not path.exists():
+        published = _published_count(recipe)
+        return published if published or file_access.closed() else _count_of_several(recipe, engine)
     sizes = file_sizes(path)
     kept = 1 - data.validation_part
     lengths, name = own_lengths(recipe), tokenized_with(recipe)
@@ -264,6 +265,26 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
     elif width:
         how = f"in steps of {width:,.0f} on average"
     return _Counted(samples, f"{shown} of about {mean:,.0f} tokens, {how}")
+
+
+def _published_count(recipe: Recipe) -> _Counted | None:
+    """Return the samples of a registered dataset that is not on this machine; None if its card publishes none."""
+    from meshwright.engine.data.dataset_registry import registered_dataset
+
+    data = recipe.data
+    found = registered_dataset(data.dataset)
+    if found is None or not found.samples or data.split != "train":
+        return None
+    kept = 1 - data.validation_part
+    if recipe.goal != "pretrain" and not data.packing:
+        samples = max(round(kept * found.samples), 1)
+        return _Counted(samples, f"{samples:,} samples of {found.hub_id}, as published")
+    if not found.text_bytes:
+        return None
+    tokens = kept * found.text_bytes / bytes_per_token(recipe)
+    samples = max(ceil(tokens / data.seq_length), 1)
+    how = f"about {_packed(samples)} of {found.hub_id}, at {bytes_per_token(recipe):g} bytes per token"
+    return _Counted(samples, how, tokens)
 
 
 def _count_of_several(recipe: Recipe, engine: Engine) -> _Counted | None:
