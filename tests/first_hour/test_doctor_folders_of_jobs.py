@@ -67,3 +67,20 @@ def test_checkpoints_of_one_training_are_no_jobs(meshwright: Any, tmp_path: Path
     answer = meshwright("doctor", str(tmp_path), "--json").json
     assert answer["last_step"] == 1500
     assert not any("several jobs" in one for one in answer["notes"])
+
+
+def test_logs_of_another_framework_are_another_job(meshwright: Any, tmp_path: Path) -> None:
+    write(tmp_path / "titan.log", 50, OOM)
+    step = " iteration {} | elapsed time per iteration (ms): 80400.1 | lm loss: 1.7E+00 | grad norm: 0.6 |"
+    (tmp_path / "megatron.log").write_text("\n".join(step.format(f"{n:8d}/   23841") for n in range(10, 1200, 10)))
+    (tmp_path / "rank.log").write_text(f"{LIMIT}\n")  # of any trainer
+    os.utime(tmp_path / "megatron.log", (4e9, 4e9))
+    answer = meshwright("doctor", str(tmp_path), "--json").json
+    assert (answer["last_step"], answer["findings"][0]["rule"]) == (1190, "run.failed-time-limit")
+    assert "memory.out-of-memory" not in [one["rule"] for one in answer["findings"]]
+    (note,) = (one for one in answer["notes"] if "several jobs" in one)
+    assert "titan.log (to step 50, out of memory)" in note
+    os.utime(tmp_path / "titan.log", (5e9, 5e9))
+    answer = meshwright("doctor", str(tmp_path), "--json").json
+    assert answer["last_step"] == 50
+    assert "memory.out-of-memory" in [one["rule"] for one in answer["findings"]]

@@ -1,4 +1,4 @@
-"""Commands that name their DeepSpeed config: an exported command and a job read the config that was written for them."""
+"""Commands that name their DeepSpeed config: an export and a job read the config that was written for them."""
 
 from __future__ import annotations
 

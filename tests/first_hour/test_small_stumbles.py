@@ -127,6 +127,7 @@ def test_size_of_many_counts_lists_those_near_ones_own() -> None:
         ("evaluate", ("--limit", "10"), "--samples 10"),
         ("launch", ("--nodelist", "n[1-4]"), "--sbatch nodelist=n[1-4]"),
         ("launch", ("--mail-user", "me@here"), "--sbatch mail-user=me@here"),
+        ("launch", ("--mail", "me@here"), "--sbatch mail-user=me@here --sbatch mail-type=END,FAIL"),
         ("launch", ("-w", "n1"), "--sbatch nodelist=n1"),
         ("launch", ("-x", "n2"), "--sbatch exclude=n2"),
         ("launch", ("--exclusive",), "--sbatch exclusive"),

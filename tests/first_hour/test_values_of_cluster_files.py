@@ -128,3 +128,22 @@ def test_cluster_files_are_compared_by_size(meshwright):
     error = meshwright("compare", "qwen3-14b", "own.toml", "rented.toml", "--goal", "pretrain", "--json").json["error"]
     assert "describes a cluster" in error["message"]
     assert error["fix"][0] == "meshwright size qwen3-14b --goal pretrain --gpu own.toml,rented.toml"
+
+
+def test_an_option_for_the_network_is_a_line_of_a_cluster_file(meshwright):
+    typed = ("recommend", "qwen3-30b-a3b", "--goal", "pretrain", "--gpus")
+    line = 'network_gb_s_per_node = "25 Gb/s"'
+    error = meshwright(*typed, "5x4xA100-40", "--network", "25GbE").err
+    assert f'{line} in a cluster file beside gpu = "A100-40", nodes = 5 and gpus_per_node = 4' in error
+    own = file(f'gpu = "A100-40"\nnodes = 5\ngpus_per_node = 4\n{line}')
+    assert cluster(own).gpu.network_gb_s == pytest.approx(25 / 8 / 4)
+    assert 'network_gb_s_per_node = "50 GB/s" in own.toml' in meshwright(*typed, own, "--ib", "50GB/s").err
+    assert "host_gib = 512 in a cluster file" in meshwright(*typed, "8xH100", "--ram", "512").err
+    assert "--sbatch network=hsn" in meshwright("launch", "x.sh", "--gpus", "8xH100", "--network", "hsn").err
+
+
+def test_keys_in_a_section_name_the_line_to_remove():
+    text = '[cluster]\ngpu = "H100"\nnodes = 2\n'
+    with pytest.raises(InputError, match=r"remove the line \[cluster\]"):
+        read(text)
+    assert read(text.replace("[cluster]\n", "")).nodes == 2

@@ -106,6 +106,9 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
         ("container", "container_image", "docker", "docker_image", "singularity_image", "apptainer_image", "sif"),
         ("--image {value}",),
     ),
+    **dict.fromkeys(
+        ("mail", "email", "notify", "mail_to"), ("--sbatch mail-user={value} --sbatch mail-type=END,FAIL",)
+    ),
     **dict.fromkeys(SCHEDULERS, ("--scheduler {name}",)),
     "k8s": ("--scheduler kubernetes",),
     **dict.fromkeys(("cpus_per_task", "c"), ("--cpus-per-rank {value}",)),
@@ -235,9 +238,9 @@ def cost_limit(name: str, value: str, options: Collection[str], typed: Sequence[
 
 def key_of_cluster_file(name: str, value: str, gpus: str) -> Meant:
     """Return that an option is a key of cluster files, and what to write in which; None for others."""
-    from meshwright.clusters.file_keys import in_cluster_file
+    from meshwright.clusters.file_keys import option_in_cluster_file
 
-    return in_cluster_file(name, value, gpus)
+    return option_in_cluster_file(name, value, gpus)
 
 
 def _is_tokens(value: str) -> bool:

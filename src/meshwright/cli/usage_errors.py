@@ -201,7 +201,8 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         return f"--gpus {own_gpus} says it already. ", [f"without {option}"]
     if nodes:
         return f"write {nodes}. ", [nodes]
-    of_file = key_of_cluster_file(name, value, own_gpus) if "--gpus" in options or "--gpu" in options else None
+    on_cluster = {"--gpus", "--gpu"} & {*options} and not ("--sbatch" in options and name == "network")
+    of_file = key_of_cluster_file(name, value, own_gpus or _value_of("--gpu", arguments)) if on_cluster else None
     if of_file is not None:
         return f"{of_file[0]}. ", [of_file[1]]
     cost = cost_limit(name, value, options, arguments)

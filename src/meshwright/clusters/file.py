@@ -130,7 +130,15 @@ def _reject_cluster_string(table: Mapping[str, Any]) -> None:
         raise BadTableError(f"{key} has a cluster as --gpus takes it; a file has its parts: {parts}")
 
 
+def _reject_section(table: Mapping[str, Any]) -> None:
+    """Raise if the keys are in a section: they are at the top of the file."""
+    for key, value in table.items():
+        if key not in FILE_KEYS and isinstance(value, dict) and {*value} & {*FILE_KEYS, *OTHER_KEYS}:
+            raise BadTableError(f"its keys are in a section, and a cluster file has none: remove the line [{key}]")
+
+
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:
+    _reject_section(table)
     _reject_cluster_string(table)
     reject_unknown_keys(table, FILE_KEYS, OTHER_KEYS)
     base = _gpu_of(table)

@@ -25,6 +25,11 @@ Those of a checkpoint's folder are its step.
 SECONDS = 14  # digits of a time to the second
 MUCH_FURTHER = 1.1  # times the steps; a log of the same job may lack the last lines
 MOST = 4  # other jobs that a note names
+TRAINERS = {
+    "megatron": "megatron", "nemo": "megatron", "torchtitan": "torchtitan", "automodel": "automodel",
+    "kempnerforge": "kempnerforge", "transformers": "transformers",
+}  # fmt: skip
+"""Log format → the trainer that writes it; the others are written beside the logs of any trainer."""
 
 
 class Jobs(NamedTuple):
@@ -62,6 +67,19 @@ def newest_job(runs: Sequence[Run], folder: Path) -> Jobs:
             used.add(key)
     left = [_described(jobs[key]) for key in others if key not in used] + [_described([run]) for run in apart]
     return Jobs(kept, [*([note_of_others(_main(jobs[newest]).file, left)] if left else []), *notes])
+
+
+def newest_trainer(runs: Sequence[Run]) -> Jobs:
+    """Return the runs of the trainer whose log was written last, with those of any trainer; of one trainer, all."""
+    trainers: dict[str, list[Run]] = {}
+    for run in runs:
+        trainers.setdefault(TRAINERS.get(run.kind, ""), []).append(run)
+    shared = trainers.pop("", [])
+    if len(trainers) < 2:
+        return Jobs(list(runs), [])
+    newest, *others = sorted(trainers.values(), key=lambda found: max(map(_time_of, found)), reverse=True)
+    left = [_described([run]) for found in others for run in found]
+    return Jobs([*newest, *shared], [note_of_others(_main(newest).file, left)])
 
 
 def of_shorter_trainings(runs: Iterable[Run], diagnosed: Run) -> list[str]:

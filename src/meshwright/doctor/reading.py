@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from meshwright import file_access, json_text
 from meshwright.doctor import cache_flushes, faults, hang, nccl_network, recompiles, straggler_reports
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
-from meshwright.doctor.jobs import newest_job, note_of_others, of_shorter_trainings, run_folders
+from meshwright.doctor.jobs import newest_job, newest_trainer, note_of_others, of_shorter_trainings, run_folders
 from meshwright.doctor.run import Fault, NcclNetwork, Run, Step, Validation
 from meshwright.errors import InputError, closest
 from meshwright.rules import messages
@@ -187,8 +188,9 @@ def _read_folder(folder: Path) -> Run:
             continue
         if found is not None:
             runs.append(msgspec.structs.replace(found, notes=(*found.notes, *skipped)))
-    runs, others = newest_job(runs, folder)
-    notes += others
+    for newest in (partial(newest_job, folder=folder), newest_trainer):
+        runs, others = newest(runs)
+        notes += others
     best = max(runs, key=_rank, default=Run(kind="meshwright", path=str(folder), file=str(folder / METRICS)))
     recorded = list(_recorded(folder, best))
     if not any(map(_has_content, runs)) and not recorded:

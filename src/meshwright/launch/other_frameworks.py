@@ -171,9 +171,7 @@ def with_full_arguments(program: Program, folder: Path | None, own: Collection[s
     return msgspec.structs.replace(program, argv=tuple(argv))
 
 
-def started_elsewhere(
-    program: Program, folder: Path | None, own: Collection[str]
-) -> tuple[Program, tuple[str, ...]]:
+def started_elsewhere(program: Program, folder: Path | None, own: Collection[str]) -> tuple[Program, tuple[str, ...]]:
     """Return the user's program with the full paths of its script and arguments, and a note on a script not here."""
     found = with_full_arguments(program, folder, own)
     script = full_path(found.argv[0], bare=False, folder=folder)

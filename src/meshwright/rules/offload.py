@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_PP
+from meshwright.rules.search_values import NO_PP, not_
 
 NONE: Fix = {"offload": ["none"]}
 
@@ -48,6 +48,20 @@ def activations_offloaded_and_recomputed(c: Case) -> Column:
 )
 def param_offload_without_fsdp2(c: Case) -> Column:
     return (c.offload == "params") & (c.strategy != "fsdp2")
+
+
+@rule(
+    "offload.params-stage-3",
+    "error",
+    "offload",
+    engines=("deepspeed",),
+    message="offload=params needs reshard_after_forward=true: DeepSpeed offloads parameters with stage 3 only",
+    symptom="none: offload_param is ignored, and the parameters stay in GPU memory",
+    cause="only stage 3 shards the parameters",
+    fixes=({"reshard_after_forward": [True]}, {"offload": ["optimizer"]}, NONE),
+)
+def param_offload_below_stage_3(c: Case) -> Column:
+    return (c.offload == "params") & (c.strategy == "fsdp2") & not_(c.reshard_after_forward)
 
 
 @rule(

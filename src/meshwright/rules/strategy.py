@@ -132,6 +132,20 @@ def deepspeed_pipeline_above_zero1(c: Case) -> Column:
     return (c.pp > 1) & not_(one_of(c.strategy, ("zero1", "ddp")))
 
 
+@rule(
+    "strategy.deepspeed-tensor-parallel",
+    "warning",
+    "tp",
+    engines=("deepspeed",),
+    message="tp={tp} with ZeRO stage 3 needs DeepSpeed 0.19.4 or newer",
+    symptom="AssertionError: the compatibility between 'autotp' and 'zero_stage = 3' has not been validated",
+    cause="both shard the same matrices; older versions combine tensor parallelism with stages 0 to 2 only",
+    fixes=(NO_TP, {"reshard_after_forward": [False]}, {"strategy": ["zero1"]}),
+)
+def deepspeed_tensor_parallel_in_stage_3(c: Case) -> Column:
+    return (c.tp > 1) & (c.strategy == "fsdp2") & c.reshard_after_forward
+
+
 def _little(c: Case) -> list[int]:
     """Return tensor-parallel degrees that combine well with FSDP."""
     return [degree for degree in smaller("tp")(c) if degree <= 2]

@@ -173,6 +173,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strategy.supported": ({"strategy": "zero1"}, {"engine": "megatron"}),
     "strategy.tied-fsdp2": ({"engine": "megatron", "spec": TIED}, {"strategy": "zero1"}),
     "strategy.deepspeed-pipeline": ({"engine": "deepspeed", "pp": 2}, {"strategy": "zero1"}),
+    "strategy.deepspeed-tensor-parallel": ({"engine": "deepspeed", "tp": 2}, {"reshard_after_forward": False}),
     "strategy.fsdp-with-tensor-parallel": ({"tp": 4, "sp": True}, {"on": B200}),
     "strategy.qwen35-vl-experts": ({"spec": QWEN35, "strategy": "megatron_fsdp", "images": True}, {"on": B200}),
     # engine

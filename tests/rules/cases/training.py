@@ -327,6 +327,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "offload.activations-recompute": ({"offload": "activations", "recompute": "full"}, {"recompute": "none"}),
     "offload.params-strategy": ({"offload": "params", "strategy": "megatron_fsdp"}, {"strategy": "fsdp2"}),
+    "offload.params-stage-3": (
+        {"engine": "deepspeed", "offload": "params", "reshard_after_forward": False},
+        {"reshard_after_forward": True},
+    ),
     "offload.optimizer-strategy": ({"engine": "megatron", "offload": "optimizer"}, {"strategy": "zero1"}),
     "offload.optimizer-fp8": (
         {"engine": "megatron", "strategy": "zero1", "offload": "optimizer", "matmul": "fp8_tensor", "fp8_gather": True},

@@ -68,7 +68,8 @@ def _tp_with_stage_3(ctx: RuleContext) -> Problem | None:
     if not isinstance(size, int) or size < 2 or stage_of(ctx) != 3:
         return None
     return Problem(
-        f"autotp_size={size} is untested with stage 3; stages 0 to 2 are supported", (format_setting(STAGE, 2),)
+        f"autotp_size={size} with stage 3 needs DeepSpeed 0.19.4 or newer; stages 0 to 2 do not",
+        (format_setting(STAGE, 2),),
     )
 
 
@@ -193,7 +194,8 @@ RULES = (
         symptom="AssertionError about the number of heads or ranks when the process groups are created",
         cause="Ulysses exchanges sequence shards for whole attention heads"),
     FrameworkRule("deepspeed.tp-with-stage-3", "warning", ("tensor_parallel.autotp_size",), _tp_with_stage_3,
-        symptom="shape errors, or a wrong loss", cause="both shard the same matrices"),
+        symptom="AssertionError: the compatibility between 'autotp' and 'zero_stage = 3' has not been validated",
+        cause="both shard the same matrices", supersedes=("strategy.deepspeed-tensor-parallel",)),
     FrameworkRule("deepspeed.not-a-section", "error", (), _not_a_section,
         symptom="TypeError or AttributeError while the config is read",
         cause="the keys of a section are looked up by name"),
