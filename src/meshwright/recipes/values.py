@@ -49,7 +49,9 @@ def parse(info: RecipeField, text: str, key: str = "") -> Any:
     except msgspec.ValidationError as error:
         wanted = str(error).replace("Expected ", "").split(" - at")[0].replace("`", "")
         wanted = wanted.replace("int ", "an integer ").replace("float ", "a number ")
-        raise InputError(f"must be {wanted} ({info.text})", field=key, value=text) from error
+        meant = [f"{key}={value / 100:g}"] if type_ is float and 1 < value <= 100 else []  # a share typed in percent
+        fix = [one for one in meant if _is_in_range(info, one.partition("=")[2], key)]
+        raise InputError(f"must be {wanted} ({info.text})", field=key, value=text, fix=fix) from error
     return value
 
 
@@ -157,8 +159,7 @@ def as_int(text: str, key: str) -> int:
 
 def _number(text: str, key: str) -> float:
     if not NUMBER.fullmatch(text) and not NOT_FINITE.fullmatch(text):
-        word = NUMBER_WORDS.get(text.lower())
-        raise _expected(key, text, "a number", None if word is None else str(word))
+        raise _expected(key, text, "a number", meant_number(text, key))
     number = float(text)
     if not math.isfinite(number):
         raise _expected(key, text, NUMBERS)
