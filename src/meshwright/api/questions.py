@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from meshwright import clusters, models
+from meshwright import clusters, frameworks, models
 from meshwright.api import requests
+from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import with_data_beside
+from meshwright.api.inputs import command_words, fields_of
 from meshwright.api.resolve import assumed_in, is_recipe, referenced_model, require_known, typed_model
 from meshwright.api.targets import Job, job_for, stated_goal, stated_gpus
 from meshwright.errors import InputError
@@ -31,11 +34,32 @@ def named_job(request: Asked, target: str | Recipe, model: str | None) -> Job | 
         return None
     overrides = [*request.overrides, *_seq_override(request)]
     options = {"framework": request.framework, "model": model}
-    job = job_for(target, request.goal, request.gpus, overrides, request.engine, **options)
+    try:
+        job = job_for(target, request.goal, request.gpus, overrides, request.engine, **options)
+    except frameworks.OtherTrainerError as error:
+        raise _with_options(error, request, overrides) from None
     is_typed = any(one.partition("=")[0].strip() == "data.dataset" for one in overrides)
     if job.imported is None or job.content is None or is_typed:
         return job
     return msgspec.structs.replace(job, recipe=with_data_beside(job.recipe, job.content.folder))
+
+
+DATASET = "data.dataset"
+OF_COMMAND = ("model", "gpus", "goal", "framework", "train_model", "name", "notes")
+"""Fields of a request that the command for another trainer's file states itself."""
+
+
+def _with_options(
+    error: frameworks.OtherTrainerError, request: Asked, overrides: Sequence[str]
+) -> frameworks.OtherTrainerError:
+    """Return the error with a command that has the user's options too, which replace the file's settings."""
+    names = [field.name for field in fields_of(requests.Recommend) if field.name not in OF_COMMAND]
+    values = {name: getattr(request, name) for name in names if getattr(request, name, None) is not None}
+    fields = {key for one in overrides if (key := recipe_key(one))}
+    if values.get("dataset"):  # an override too
+        fields.add(DATASET)
+        values["overrides"] = [one for one in values["overrides"] if recipe_key(one) != DATASET]
+    return error.with_options(command_words(requests.Recommend, values), fields)
 
 
 def _seq_override(request: Asked) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.other_defaults import defaults_of
 from meshwright.frameworks.other_losses import LOSSES, NOT_PLANNED, SWIFT_DEFAULT, loss_of, title_of, trains
 from meshwright.frameworks.trainer_fields import NOT_PAGED, PAGED
 from meshwright.models import is_path, reference
@@ -60,7 +61,7 @@ ACCUMULATION = ("gradient_accumulation_steps",)
 SKIPPED = ("checkpoint.pretrained", "peft.method", "data.tokenizer", "data.dataset")
 OTHER_KEYS = {"optimizer": "optim"}  # keys that another trainer uses for values as transformers names them
 LOSS_KEYS = ("train_on_inputs", "train_on_prompt", "loss_scale")
-PACKING = "data.packing"
+DATASET, PACKING = "data.dataset", "data.packing"
 TRUE = (True, "auto", "full")
 IMPLIED: Mapping[str, tuple[object, ...]] = {"bf16": TRUE, "stage": ("sft",), "do_train": (True,)}
 """Values that hold for every command here; other values of these keys are listed, also those that are off."""
@@ -83,11 +84,19 @@ class _Command(msgspec.Struct, frozen=True):
     assumed: str = ""  # what the file leaves open
 
 
+class Typed(msgspec.Struct, frozen=True):
+    """What the user typed beside the file, which counts more than its settings."""
+
+    gpus: str = ""
+    options: tuple[str, ...] = ()  # words of the command
+    fields: frozenset[str] = frozenset()  # that they set
+
+
 class OtherTrainerError(InputError):
     """A config of a trainer that is not read, with the command that plans the same training."""
 
-    def __init__(self, title: str, content: Content, gpus: str = "") -> None:
-        command = _command(title, content, gpus)
+    def __init__(self, title: str, content: Content, typed: Typed = Typed()) -> None:  # noqa: B008
+        command = _command(title, content, typed)
         of_check = f"; check also reads those of {', '.join(FRONT_ENDS)}"
         read, also = ("which only check reads", "") if title.lower() in FRONT_ENDS else ("which is not read", of_check)
         found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
@@ -99,11 +108,16 @@ class OtherTrainerError(InputError):
         reason += f"; not carried over by the fix: {', '.join(lost)}" if lost and command.carried else ""
         reason += f"; assumed by the fix: {command.assumed}" if command.assumed else ""
         super().__init__(reason, field="file", value=content.path, fix=(command.words,))
-        self.title, self.content = title, content
+        self.title, self.content, self.typed = title, content, typed
 
     def on(self, gpus: str) -> OtherTrainerError:
         """Return the error with the command for the GPUs that the user typed."""
-        return OtherTrainerError(self.title, self.content, gpus)
+        return OtherTrainerError(self.title, self.content, msgspec.structs.replace(self.typed, gpus=gpus))
+
+    def with_options(self, options: Sequence[str], fields: Collection[str]) -> OtherTrainerError:
+        """Return the error with the command that has the user's options too; `fields` are what they set."""
+        typed = msgspec.structs.replace(self.typed, options=tuple(options), fields=frozenset(fields))
+        return OtherTrainerError(self.title, self.content, typed)
 
 
 METHODS_OF_TRL = (*LOSSES, "reward")
@@ -131,11 +145,15 @@ class OtherLossError(OtherTrainerError):
         there = shlex.quote(_gpus(content, gpus, goal)[0])
         fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {there}"
         InputError.__init__(self, reason, field="file", value=content.path, fix=(fix,))
-        self.title, self.content, self.library = title, content, library
+        self.title, self.content, self.typed, self.library = title, content, Typed(gpus), library
 
     def on(self, gpus: str) -> OtherLossError:
         """Return the error with the command for the GPUs that the user typed."""
         return OtherLossError(self.title, self.content, gpus, self.library)
+
+    def with_options(self, options: Sequence[str], fields: Collection[str]) -> OtherLossError:
+        """Return the error itself: its command plans another training."""
+        return self
 
 
 _ONE_NODE = re.compile(r"^1x(?=[0-9]+x)")  # the ranks of a run on this machine are 1x1xH100
@@ -207,7 +225,7 @@ def rl_trainer(content: Content) -> OtherTrainerError | None:
     return error if error is not None and error.title in WITH_REWARDS else None
 
 
-def _command(title: str, content: Content, typed: str) -> _Command:
+def _command(title: str, content: Content, typed: Typed) -> _Command:
     """Return the command with the model, the goal, the data and the settings that our recipes have, and their keys."""
     found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
     named = next((str(found[key]) for key in MODELS if key in found), "")
@@ -216,12 +234,12 @@ def _command(title: str, content: Content, typed: str) -> _Command:
     except MeshwrightError:
         model = named
     if not model:
-        gpus, _ = _gpus(content, typed, "sft")
+        gpus, _ = _gpus(content, typed.gpus, "sft")
         return _Command(f"meshwright recommend MODEL --goal sft --gpus {gpus} KEY=VALUE")
     front = _front_end(title)
     adapter, of_adapter = _adapter(found, front)
     goal: Goal = "peft" if adapter else "sft"
-    gpus, is_assumed = _gpus(content, typed, goal)
+    gpus, is_assumed = _gpus(content, typed.gpus, goal)
     fetch = ""
     if _is_unknown(model):  # its shape is in its config.json
         folder = model.rpartition("/")[2]
@@ -230,10 +248,10 @@ def _command(title: str, content: Content, typed: str) -> _Command:
     words = [f"{fetch}meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus)}"]
     dataset = next((key for key in DATASETS if set("/.") & set(str(found.get(key, "")))), "")  # no name of a registry
     data, _, rows = (str(found[dataset]) if dataset else _registered(content, found)).partition(ROWS_OF_DATASET)
-    words += [f"--dataset {shlex.quote(data)}"] if data else []
+    words += [f"--dataset {shlex.quote(data)}"] if data and DATASET not in typed.fields else []
     dataset = dataset or ("dataset" if data else "")
-    words += ["peft.method=" + adapter] if adapter else []
-    kept = _overrides(found, goal)
+    words += ["peft.method=" + adapter] if adapter and "peft.method" not in typed.fields else []
+    kept = _overrides(found, goal, typed.fields)
     ours: dict[str, object] = {"data.split": f"train[:{rows}]"} if data and rows.isdecimal() else {}
     ours, of_ours = {**ours, **dict(_answers(found, front))}, _of_strategies(found, kept)
     ours |= {"checkpoint.save_every": 0} if "save_strategy" in of_ours and "save_steps" not in of_ours else {}
@@ -244,9 +262,13 @@ def _command(title: str, content: Content, typed: str) -> _Command:
     ours |= {"train.global_batch_size": batch} if batch else {}
     warmup, of_warmup = _warmup(found, kept, _of_file(goal, kept, ours, data))
     ours |= {"schedule.warmup_steps": warmup} if of_warmup else {}
-    words += [shlex.quote(f"{key}={value}") for key, value in ours.items()]
+    stated = {*map(_field, kept), *ours, *typed.fields, *(("optimizer.name",) if "optim" in kept else ())}
+    ours |= {} if front is None else dict(defaults_of(front, content, found, (model, goal, gpus), stated))
+    words += [shlex.quote(f"{key}={value}") for key, value in ours.items() if key not in typed.fields]
+    words += map(shlex.quote, typed.options)
     of_loss = LOSS_KEYS if "data.train_on" in ours else ()
-    carried = {*MODELS, dataset, *of_adapter, *kept, *of_ours, *of_batch, *of_warmup, *of_loss}
+    replaced = {key for key in found if _field(key) in typed.fields}
+    carried = {*MODELS, dataset, *of_adapter, *kept, *of_ours, *of_batch, *of_warmup, *of_loss, *replaced}
     assumed = ""
     if is_assumed:
         product = " × ".join(f"{key} {found[key]}" for key in of_batch)
@@ -383,13 +405,13 @@ def _field(key: str) -> str:
     return row.field if row else ""
 
 
-def _overrides(found: Mapping[str, object], goal: Goal) -> dict[str, str]:
-    """Return the settings that a recipe of this goal accepts, by the keys of the file."""
+def _overrides(found: Mapping[str, object], goal: Goal, typed: Collection[str]) -> dict[str, str]:
+    """Return the settings that a recipe of this goal accepts, by the keys of the file; `typed` fields are replaced."""
     blank = _blank(goal)
     kept: dict[str, str] = {}
     for key, value in found.items():
         name, row = OTHER_KEYS.get(key, key), _row(key)
-        if row is None or not row.field or row.field in SKIPPED or value is None:
+        if row is None or not row.field or row.field in (*SKIPPED, *typed) or value is None:
             continue
         if goal != "peft" and row.field.startswith("peft."):
             continue
@@ -411,7 +433,7 @@ def _not_carried_over(content: Content, carried: frozenset[str]) -> Iterator[str
         value = setting.value
         if key in carried:
             if text_of(value).startswith(PAGED):
-                yield f"{key}={text_of(value)} ({NOT_PAGED})"
+                yield f"the paging of {key}={text_of(value)} ({NOT_PAGED})"
         elif value not in (None, "", [], {}) and value not in IMPLIED.get(key, ()) and not _is_off(key, value):
             yield f"{key}={text_of(value)}"
 
