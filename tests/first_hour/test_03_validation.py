@@ -139,7 +139,7 @@ def test_resume_and_validation_change_nothing(meshwright: Any, typed: tuple[str,
 
 
 def test_a_set_that_is_not_used_or_missing_is_reported(meshwright: Any, typed: tuple[str, ...], tmp_path: Path) -> None:
-    unused = meshwright(*typed[:-1], "train.steps=1")
+    unused = meshwright(*typed[:-1], "train.steps=1", "train.eval_every=0")
     assert "is not used while training; train.eval_every=N" in unused.err
     missing = meshwright(*typed[:-2], "data.validation=nowhere.jsonl", "train.eval_every=1")
     assert missing.code == 2

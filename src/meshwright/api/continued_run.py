@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import gcd
 from pathlib import Path
 
+from meshwright import clusters
+from meshwright.display import plural
 from meshwright.models import not_a_model
 from meshwright.notes import note
 from meshwright.recipes import overrides as override
 from meshwright.recipes.run_folder import is_run_folder
 from meshwright.recipes.types import Recipe
 
-MICRO_BATCH = "layout.micro_batch_size"
+MICRO_BATCH, REPLICAS = "layout.micro_batch_size", "layout.dp_replicate"
 
 
 def is_run(target: str | Recipe) -> bool:
@@ -41,22 +44,27 @@ def check_job_continues(recipe: Recipe, out: str, accepts: bool = False) -> None
     check_before_start(recipe, Path(out).expanduser(), None, accepts)
 
 
-def with_fitting_micro_batch(recipe: Recipe, world: int, pinned: Collection[str]) -> Recipe:
-    """Return a run's recipe with a micro batch that divides the samples of a rank, unless the user typed one.
+def with_fitting_layout(recipe: Recipe, world: int, pinned: Collection[str]) -> Recipe:
+    """Return a run's recipe with replicas and a micro batch that divide what its ranks have, unless typed.
 
-    The micro batch was for the ranks that the run had. It does not change what is learned, so fewer samples at a time
-    continue the same training.
+    They were for the ranks that the run had. They do not change what is learned, so other ones continue the same
+    training.
     """
     layout, batch = recipe.layout, recipe.train.global_batch_size
     ranks = max(1, world // (layout.tp * layout.pp * layout.cp))
-    old = layout.micro_batch_size
-    if MICRO_BATCH in pinned or batch % ranks or batch // ranks % old == 0:
-        return recipe
-    samples = batch // ranks
-    new = max(size for size in range(1, min(old, samples) + 1) if samples % size == 0)
-    why = f"global_batch_size={batch} gives each of {ranks} data-parallel ranks {samples}"
-    note(f"{MICRO_BATCH} {old} → {new}: {why}; it changes speed and memory, not what is learned")
-    return override.change(recipe, {MICRO_BATCH: new})[0]
+    changes, effect = {}, "speed and memory, not what is learned"
+    if REPLICAS not in pinned and ranks % layout.dp_replicate:
+        changes[REPLICAS] = new = gcd(ranks, layout.dp_replicate)
+        had = clusters.cluster(recipe.cluster).world
+        again = f"; --nproc {had} trains on as many ranks as before" if had != world else ""
+        why = f"for {plural(ranks, 'data-parallel rank')}"
+        note(f"{REPLICAS} {layout.dp_replicate} → {new}: {why}; it changes {effect}{again}")
+    old, samples = layout.micro_batch_size, batch // ranks
+    if MICRO_BATCH not in pinned and batch % ranks == 0 and samples % old:
+        changes[MICRO_BATCH] = new = max(size for size in range(1, min(old, samples) + 1) if samples % size == 0)
+        why = f"global_batch_size={batch} gives each of {ranks} data-parallel ranks {samples}"
+        note(f"{MICRO_BATCH} {old} → {new}: {why}; it changes {effect}")
+    return override.change(recipe, changes)[0] if changes else recipe
 
 
 def model_of_run(folder: str | Path, goal: str) -> str:

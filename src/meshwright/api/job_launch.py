@@ -12,7 +12,7 @@ from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import check_recipe
-from meshwright.api.continued_run import check_job_continues, continued, is_run, note_new_run, with_fitting_micro_batch
+from meshwright.api.continued_run import check_job_continues, continued, is_run, note_new_run, with_fitting_layout
 from meshwright.api.data_findings import data_findings
 from meshwright.api.engine_configs import CONFIGS
 from meshwright.api.job_notes import note_length, note_length_of_plan, print_notes, run_seconds
@@ -224,8 +224,9 @@ def _continuing(request: requests.Launch, target: str, recipe: Recipe) -> tuple[
     typed, pinned = override.apply(recipe, changes), override.requested(recipe, changes)
     world = clusters.cluster(str(request.gpus or recipe.cluster)).world
     if len(native_job.known(request.overrides)) == len(request.overrides):  # else the run finds its micro batch
-        fitting = with_fitting_micro_batch(typed, world, pinned).layout.micro_batch_size
-        recipe = override.change(recipe, {"layout.micro_batch_size": fitting})[0]
+        fitting = with_fitting_layout(typed, world, pinned).layout
+        fields = ("layout.micro_batch_size", "layout.dp_replicate")
+        recipe = override.change(recipe, {one: getattr(fitting, one.partition(".")[2]) for one in fields})[0]
     out, scheduler = request.out or typed.checkpoint.folder or None, find_scheduler(request.scheduler)
     if scheduler in build_job.REMOTE_FILES:
         if out is None:

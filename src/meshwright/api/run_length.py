@@ -26,8 +26,9 @@ from meshwright.planner.recommend import STEPS, StepsOfPlan, planned
 from meshwright.planner.scaling import SCALED
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.rules.learning_rate import is_long_warmup, short_warmup
+from meshwright.rules.repeated_data import VALIDATIONS, validation_interval
 
 
 def plan_of_length(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
@@ -150,8 +151,8 @@ def _planned_steps(
 
 
 FOLLOWS_DATA = "follows the data: "
-WARMUP, EVAL_EVERY, VALIDATION_PART = "schedule.warmup_steps", "train.eval_every", "data.validation_part"
-VALIDATIONS = 5  # of a run whose held-out part is requested
+WARMUP, EVAL_EVERY = "schedule.warmup_steps", "train.eval_every"
+HELD_OUT = {"data.validation": "data", "data.validation_part": "part"}
 ABOUT_DATA = ("epoch", "val", "test_s")
 """Parts of the names of epochs and of a held-out part, in any spelling."""
 
@@ -184,11 +185,10 @@ def _of_data(baseline: Baseline, any_batch: bool) -> Iterator[tuple[str, tuple[i
         part = "half" if 2 * warmup > steps else "a quarter"
         yield WARMUP, (short_warmup(steps), f"{warmup} warm-up steps are more than {part} of {plural(steps, 'step')}")
     steps = steps or recipe.train.steps
-    if VALIDATION_PART in baseline.reasons and recipe.data.validation_part and not recipe.train.eval_every and steps:
-        yield (
-            EVAL_EVERY,
-            (max(1, steps // VALIDATIONS), f"about {VALIDATIONS} validations on the part that is held out"),
-        )
+    requested = [what for field, what in HELD_OUT.items() if field in baseline.reasons and field_value(recipe, field)]
+    if requested and steps and not recipe.train.eval_every:
+        every = validation_interval(steps)
+        yield EVAL_EVERY, (every, f"about {VALIDATIONS} validations on the {requested[0]} that is held out")
 
 
 def overrides_of(plan: Plan, request: requests.Recommend) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import clusters
 from meshwright.api import run_requests as requests
-from meshwright.api.continued_run import continued, is_run, with_fitting_micro_batch
+from meshwright.api.continued_run import continued, is_run, with_fitting_layout
 from meshwright.api.dataset_length import few_updates
 from meshwright.api.job_notes import note_length
 from meshwright.api.paths import check_run_paths
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
 AUTO = "micro_batch_size=auto"
-COMPILE = "kernels.compile"
+COMPILE, EVAL_EVERY = "kernels.compile", "train.eval_every"
 
 
 @verb(requests.Train, ENGINE)
@@ -98,6 +98,7 @@ def _run(
         find_micro_batch=bool(automatic),
         ignore_nan=typed.get("train.check_nan") is False,
         default_warmup=not chosen,
+        default_validations=EVAL_EVERY not in pinned and job.imported is None and not is_run(request.recipe),
         epoch_intervals=tuple(one for one in job.epoch_intervals if one not in pinned),
     )
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
@@ -128,7 +129,7 @@ def _in_run_folder(
         if out is None and spec.checkpoints:
             out = continued(str(request.recipe))
         if not spec.find_micro_batch:
-            recipe = with_fitting_micro_batch(recipe, clusters.cluster(_ranks(request.nproc)).world, pinned)
+            recipe = with_fitting_layout(recipe, clusters.cluster(_ranks(request.nproc)).world, pinned)
     check_run_paths(recipe, out)
     if out is not None and spec.checkpoints and not request.tiny:  # --tiny has a batch of its own: checked there
         from meshwright.engine.checkpoint.contract import check_before_start

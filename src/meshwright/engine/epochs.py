@@ -17,7 +17,7 @@ from meshwright.errors import InputError
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe
 from meshwright.rules.learning_rate import is_long_warmup, short_warmup
-from meshwright.rules.repeated_data import MANY_PASSES, usual_epochs
+from meshwright.rules.repeated_data import MANY_PASSES, usual_epochs, validation_interval
 
 MOST_SAMPLES = 1 << 62
 
@@ -70,6 +70,18 @@ def with_short_warmup(recipe: Recipe, shown: bool) -> Recipe:
         why = f"the recipe's were for a longer run than {plural(steps, 'step')}"
         log(f"schedule.warmup_steps {warmup} → {short}: {why}; schedule.warmup_steps=N sets them")
     return msgspec.structs.replace(recipe, schedule=msgspec.structs.replace(recipe.schedule, warmup_steps=short))
+
+
+def with_validations(recipe: Recipe, shown: bool) -> Recipe:
+    """Return a recipe whose validation data is used a few times, if it does not state how often."""
+    data, train = recipe.data, recipe.train
+    if train.eval_every or train.epochs or not (data.validation or data.validation_part):
+        return recipe
+    every = validation_interval(train.steps)
+    if shown:
+        times = f"{plural(ceil(train.steps / every), 'validation')} in {plural(train.steps, 'step')}"
+        log(f"train.eval_every 0 → {every}: {times}; train.eval_every=0 turns them off")
+    return msgspec.structs.replace(recipe, train=msgspec.structs.replace(train, eval_every=every))
 
 
 def repeats(recipe: Recipe, samples_per_epoch: int) -> float:

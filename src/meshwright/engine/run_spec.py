@@ -87,6 +87,7 @@ class RunSpec(TrainOptions, frozen=True, kw_only=True):
     find_micro_batch: bool = False  # use the largest micro batch that fits instead of the recipe's
     epoch_intervals: tuple[str, ...] = ()  # fields in steps that are those of an epoch, which are counted first
     default_warmup: bool = False  # the user did not set the warmup: epochs of few steps shorten it
+    default_validations: bool = False  # the user named validation data, but not how often it is used
     hooks: Hooks = NO_HOOKS  # what a Python program brings
 
 

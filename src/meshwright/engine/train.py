@@ -121,6 +121,7 @@ def _train(
     recipe = with_isolated_documents(recipe, config, pinned or {})
     if run.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, run)
+    recipe = _with_validations(recipe, run, process)
     case = validate(recipe, config, process, world)
     if process is None or process.world == 1:  # ranks that started earlier have taken memory
         require_host_memory(case, world)
@@ -129,6 +130,7 @@ def _train(
         status.show(f"counting the samples of {recipe.data.dataset}")
         start = byte_level.cached_byte_tokenizer() if random_tiny and recipe.goal != "pretrain" else weights
         recipe, total = _with_counted_steps(recipe, config, run, family, start, process)
+        recipe = _with_validations(recipe, run, process)
         case = validate(recipe, config, process, world)
     counted_case = case if total is None else case.replace(epochs=epochs).with_samples(total)
     findings = () if run.random_weights else run_findings(counted_case, pinned or {}, run.tiny)
@@ -180,6 +182,13 @@ def _with_counted_steps(
     counted, total = with_steps(recipe, lambda: family.open_source(recipe, config, False, start), shown)
     counted = with_epoch_intervals(counted, recipe.train.epochs, run.epoch_intervals, shown)
     return with_short_warmup(counted, shown) if run.default_warmup else counted, total
+
+
+def _with_validations(recipe: Recipe, run: RunSpec, process: Process | None) -> Recipe:
+    """Return the recipe with validations of the data that the user named for them, once its steps are known."""
+    from meshwright.engine.epochs import with_validations
+
+    return with_validations(recipe, process is None or process.rank == 0) if run.default_validations else recipe
 
 
 def _run_ranks(spec: RankSpec, preload: Sequence[str]) -> RunMetrics | None:

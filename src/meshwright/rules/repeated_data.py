@@ -1,4 +1,4 @@
-"""How often a run may pass over its data, and the batch with which few samples are enough updates."""
+"""How often a run may pass over its data and validates, and the batch with which few samples are enough updates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ MANY_PASSES = 5  # more than this over the same samples memorizes them
 USUAL_EPOCHS = 3
 FEW_STEPS = 4  # of all epochs; below it, training ends before the optimizer's moments mean anything
 ENOUGH_STEPS = 10
+VALIDATIONS = 5  # of a run whose validation data is named, but not how often it is used
+
+
+def validation_interval(steps: int) -> int:
+    """Return train.eval_every for about VALIDATIONS validations in so many steps."""
+    return max(1, steps // VALIDATIONS)
 
 
 def smaller_batches(samples: int, unit: int) -> list[int]:
