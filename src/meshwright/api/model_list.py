@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters
+from meshwright import clusters, planner
 from meshwright.api import requests
 from meshwright.api.catalogues import MODEL_COLUMNS, ModelPart, architecture, goals_of, model_part, models_named
+from meshwright.api.inputs import validated
 from meshwright.api.planning import recommend
+from meshwright.api.questions import named_job, question_for
 from meshwright.api.responses import Part, Response, copied
 from meshwright.api.verb_function import verb
 from meshwright.display import Entry, Listing
@@ -56,7 +58,10 @@ def model_catalogue(request: requests.Models) -> list[ModelSpec] | list[ModelOnG
 
 
 def _on_gpus(request: requests.Models) -> list[ModelOnGpus]:
-    """Return the plan of every model of the query for the goal: those that fit first, the largest of them on top."""
+    """Return the plan of every model of the query for the goal, the largest on top of those that fit.
+
+    Models that fit only in host memory, which is much slower, follow those that fit on the GPUs.
+    """
     if request.goal is None:
         raise InputError("needed to see what fits", field="goal", fix=("--goal lora", "--goal sft", "--goal pretrain"))
     gpus = str(request.gpus)
@@ -66,8 +71,15 @@ def _on_gpus(request: requests.Models) -> list[ModelOnGpus]:
     for place, model in enumerate(named):
         stage(f"models: {model.name} ({place} of {len(named)} planned)")
         found.append(_planned(model, gpus, request.goal, request.seq))
-    ordered = sorted(found, key=lambda one: (one.plan is None or not one.plan.ok, -one.model.params.total))
+    ordered = sorted(found, key=lambda one: (_fit_of(one), -one.model.params.total))
     return Listing(ordered, PLANNED_COLUMNS)
+
+
+def _fit_of(one: ModelOnGpus) -> int:
+    """Return the rank of how a model fits: on the GPUs, only with host memory, or not at all."""
+    if one.plan is None or not one.plan.ok:
+        return 2
+    return 0 if one.fits_without_offload or one.plan.recipe.layout.offload == "none" else 1
 
 
 def _host_gib(plan: Plan) -> float:
@@ -79,20 +91,18 @@ def _planned(model: ModelSpec, gpus: str, goal: str, seq: str | int | None) -> M
     words = ["meshwright", "recommend", model.name, "--gpus", gpus, "--goal", goal]
     command = shlex.join([*words, *(() if seq is None else ("--seq", str(seq)))])
     try:
-        plan = recommend(model.name, gpus, goal, seq=seq)
+        asked = validated(requests.Recommend(model.name, gpus=gpus, goal=goal, seq=seq))
+        if named_job(asked, model.name, None) is not None:  # a recipe of the same name
+            return ModelOnGpus(model, recommend(model.name, gpus, goal, seq=seq), "", command)
+        question = question_for(asked, model.name, str(asked.goal), gpus)
+        plan = planner.plan_without_advice(question, asked.overrides)
     except InputError as error:
         return ModelOnGpus(model, None, error.reason, command)
     errors = [finding.message for finding in plan.findings if finding.severity == "error"]
-    without = plan.ok and plan.recipe.layout.offload != "none" and _fits_without_offload(model, gpus, goal, seq)
+    without = (
+        plan.ok and plan.recipe.layout.offload != "none" and planner.fits_without_offload(question, asked.overrides)
+    )
     return ModelOnGpus(model, plan, errors[0] if errors else "", command, without)
-
-
-def _fits_without_offload(model: ModelSpec, gpus: str, goal: str, seq: str | int | None) -> bool:
-    """Return whether a smaller micro batch fits without host memory, which a plan uses to be faster."""
-    try:
-        return recommend(model.name, gpus, goal, seq=seq, overrides=("layout.offload=none",)).ok
-    except InputError:
-        return False
 
 
 class ModelPlanPart(Part, frozen=True, kw_only=True):

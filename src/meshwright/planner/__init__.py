@@ -32,7 +32,14 @@ from meshwright.planner.plan import (
     Suggestion,
     calibration_notes,
 )
-from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
+from meshwright.planner.recommend import (
+    fits_without_offload,
+    plan_fixed,
+    plan_without_advice,
+    recommend,
+    replanned,
+    with_replanned,
+)
 from meshwright.planner.repair import contradiction, error_messages, find_repair, find_repair_of_file, much_faster_step
 from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch
 from meshwright.planner.search import Candidate, as_overrides
@@ -89,6 +96,7 @@ __all__ = [
     "explain_missing",
     "find_repair",
     "find_repair_of_file",
+    "fits_without_offload",
     "fitting_batch",
     "held_in_a_search",
     "layout_fix",
@@ -97,6 +105,7 @@ __all__ = [
     "node_note",
     "options_for_recipe",
     "plan_fixed",
+    "plan_without_advice",
     "rank_layouts",
     "reasons",
     "recommend",

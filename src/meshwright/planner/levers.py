@@ -134,7 +134,7 @@ def with_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
         return []
     both = ("optimizer", "params") if case.engine != "meshwright" else ("optimizer",)  # the same in our engine
     state = ("params",) if case.goal == "peft" else both
-    activations = ("activations",) if _may_fit(case) else ()
+    activations = ("activations",) if may_fit(case) else ()
     kinds = [kind for kind in (*state, *activations) if _is_supported(case, "offload", kind)]
     lean = without_offload(case, pinned)
     return [{**one, "offload": kind} for kind in kinds for one in ({}, *(lean[:1] if kind == "activations" else lean))]
@@ -202,7 +202,7 @@ def faster_with_offload(case: Case, pinned: Mapping[str, Any], plain: Candidate)
 
 
 def _may_offload(case: Case, pinned: Mapping[str, Any], plain: Candidate) -> bool:
-    return plain.layout["offload"] == "none" and "offload" not in pinned and _may_fit(case, offloads=True)
+    return plain.layout["offload"] == "none" and "offload" not in pinned and may_fit(case, offloads=True)
 
 
 def _is_slow(case: Case, pinned: Mapping[str, Any], plain: Candidate, sure: bool) -> bool:
@@ -264,7 +264,7 @@ def lever_batches(case: Case, pinned: Mapping[str, Any]) -> list[ScoredBatch]:
 
 def lever_layouts(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: bool = False) -> list[ScoredBatch]:
     """Return layouts with and without a lever, scored; none if the state is too large for any of them."""
-    if not _may_fit(case, offloads):
+    if not may_fit(case, offloads):
         return []
     changed = _changed_cases(case, pinned, offloads)
     tried = [case, *changed] if unchanged and not offloads else changed
@@ -335,7 +335,7 @@ def _known_scores(case: Case) -> dict[tuple[str, Space], list[ScoredBatch]]:
 
 def fits_with_levers(case: Case, pinned: Mapping[str, Any], offloads: bool) -> bool:
     """Return whether a layout of `with_levers` fits: with levers that use host memory, or with the others."""
-    if not _may_fit(case, offloads):
+    if not may_fit(case, offloads):
         return False
     spaces, changed = _lever_spaces(case, pinned), _changed_cases(case, pinned, offloads)
     found = (batch for space in spaces for one in changed for batch in score(one, pinned, space, timed=False))
@@ -361,7 +361,7 @@ def _for_cluster(space: Space, case: Case) -> Space:
     return msgspec.structs.replace(space, uneven=True) if case.cluster.world <= SMALL else space
 
 
-def _may_fit(case: Case, offloads: bool = False) -> bool:
+def may_fit(case: Case, offloads: bool = False) -> bool:
     """Return whether the state would fit if all GPUs, or their hosts, shared it equally; searches cost more.
 
     Quantizing 8-bit moments on the host takes minutes per step, so they are never offloaded.

@@ -19,7 +19,14 @@ from meshwright.planner.fewer_nodes import title as fewer_title
 from meshwright.planner.fewer_nodes import why as why_fewer
 from meshwright.planner.findings import examine, held_in_a_search
 from meshwright.planner.four_bit import qlora_suggestion
-from meshwright.planner.levers import options_for, options_of_fixed, with_levers, without_offload
+from meshwright.planner.levers import (
+    fits_with_levers,
+    may_fit,
+    options_for,
+    options_of_fixed,
+    with_levers,
+    without_offload,
+)
 from meshwright.planner.micro_batch import with_fastest_micro_batch, with_freed_memory
 from meshwright.planner.missing_fixes import note_no_layout_fix
 from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Suggestion
@@ -32,6 +39,7 @@ from meshwright.planner.search import (
     SEARCHED_NAMES,
     Candidate,
     always_broken,
+    any_fits,
     any_legal,
     as_overrides,
     best,
@@ -49,6 +57,7 @@ ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 OF_ONE_VALUE = "ranges."  # rules on a value that is wrong in every layout, also the batch
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
 STEPS = "train.steps"
+NO_OFFLOAD = "layout.offload=none"
 StepsOfPlan = Callable[[Plan], int | None]
 """Returns how many steps a plan trains; None if it has as many."""
 
@@ -92,6 +101,24 @@ def planned(baseline: Baseline, overrides: Sequence[str]) -> Plan | None:
     """Return the layout that is recommended for a baseline, estimated and checked; None if no layout is legal."""
     found = _search(baseline)
     return None if found is None else _planned(baseline, found, overrides)
+
+
+def plan_without_advice(question: Question, overrides: Sequence[str] = ()) -> Plan:
+    """Return the layout that is recommended for a question, as in `recommend`, without suggestions, options and fixes.
+
+    A repair is looked for only where it may lead to a layout that fits.
+    """
+    baseline = baseline_for(question, overrides)
+    found, case = _search(baseline), baseline.case
+    repairs = found is None or (not found.chosen.fits and (may_fit(case) or may_fit(case, offloads=True)))
+    return _planned(baseline, found, overrides, advised=False, fixes=repairs)
+
+
+def fits_without_offload(question: Question, overrides: Sequence[str] = ()) -> bool:
+    """Return whether a layout fits that keeps everything on the GPUs."""
+    baseline = baseline_for(question, (*overrides, NO_OFFLOAD))
+    case, pinned = baseline.case, baseline.pinned
+    return any_fits(case, pinned) or fits_with_levers(case, pinned, offloads=False)
 
 
 def replanned(
@@ -142,10 +169,13 @@ def _search(baseline: Baseline) -> _Found | None:
     return _Found(found, with_fastest_degrees(baseline, with_levers(baseline.case, baseline.pinned, found)))
 
 
-def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str], advised: bool = True) -> Plan:
+def _planned(
+    baseline: Baseline, found: _Found | None, overrides: Sequence[str], advised: bool = True, fixes: bool = True
+) -> Plan:
     """Return the plan of a search; its repair has the figures of this plan with nothing else changed.
 
-    Without `advised` it has layout, estimate and findings, but neither changes nor suggestions and options.
+    Without `advised` it has layout, estimate and findings, but neither changes nor suggestions and options; without
+    `fixes`, findings have none.
     """
     if found is None:
         plan = plan_with(baseline, _fallback_layout(baseline), advised=advised)
@@ -153,10 +183,10 @@ def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str],
         return msgspec.structs.replace(plan, contradiction=conflict)
     chosen = found.chosen
     if keeps_recipe_layout(baseline, chosen):
-        return plan_with(baseline, {}, faster=chosen, advised=advised)
+        return plan_with(baseline, {}, faster=chosen, advised=advised, fixes=fixes)
     batch = _batch_that_divides(baseline, chosen) if chosen.fits and advised else ()
     layout = {**chosen.layout, **baseline.pinned}
-    plan = plan_with(baseline, layout, batch=batch, advised=advised, nothing_fits=not chosen.fits)
+    plan = plan_with(baseline, layout, batch=batch, advised=advised, nothing_fits=not chosen.fits, fixes=fixes)
     if chosen.fits and advised:
         plan = _with_passed_over(with_fewer_nodes(baseline, plan), chosen)
     if not chosen.fits:
@@ -249,11 +279,13 @@ def plan_with(
     chosen: bool = True,
     advised: bool = True,
     nothing_fits: bool = False,
+    fixes: bool = True,
 ) -> Plan:
     """Return the plan with this layout, estimated and checked; an empty layout keeps the recipe's.
 
     Without `chosen` the layout is the user's: blocks are compiled as in any plan of a model, nothing else is set.
-    Without `advised` it has neither changes nor suggestions. `nothing_fits` says that the search found no layout.
+    Without `advised` it has neither changes nor suggestions, without `fixes` neither fixes nor a repair. `nothing_fits`
+    says that the search found no layout.
     """
     recipe = with_layout(baseline.requested, layout)
     case = baseline.case.rebuild(recipe)
@@ -269,8 +301,10 @@ def plan_with(
     changes = changes_between(baseline, recipe, case, reasons) if advised else ()
     if nothing_fits and not baseline.pinned and _same_search(baseline.case, case):
         note_no_layout_fix(case)
-    findings, repair = examine(case, _typed(baseline), stated=baseline.question.stated)
-    findings = held_in_a_search(findings, case) if chosen else findings
+    findings, repair = tuple(rules.check(case, fixes=False)), None
+    if fixes:
+        findings, repair = examine(case, _typed(baseline), stated=baseline.question.stated)
+        findings = held_in_a_search(findings, case) if chosen else findings
     return Plan(
         question=baseline.question,
         base=baseline.base,
