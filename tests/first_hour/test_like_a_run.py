@@ -212,3 +212,18 @@ def test_a_forgotten_width_of_experts_is_found(meshwright: Any, here: Path) -> N
     fixed = meshwright(*typed).out
     assert "62.20 B parameters" in fixed
     assert "--moe-ffn-hidden-size is not set" not in fixed
+
+
+def test_a_log_without_a_model_is_calibrated_on_the_gpus_that_it_names(meshwright, tmp_path):
+    step = " iteration {} | elapsed time per iteration (ms): {} | lm loss: 1.7E+00 | grad norm: 0.6 |"
+    lines = [step.format(f"{n:8d}/   23841", 80400 + n % 7) for n in range(10, 400, 10)]
+    head = (
+        "using world size: 128, data-parallel size: 4, tensor-model-parallel size: 8, pipeline-model-parallel size: 4"
+    )
+    (tmp_path / "train.log").write_text("\n".join([head, *lines]))
+    typed = ("llama3-70b", "--goal", "pretrain", "--like", str(tmp_path / "train.log"))
+    assert "--recipe FILE --gpus 16x8xH100 --out" in meshwright("size", *typed, "--gpu", "H100").err
+    (tmp_path / "own.toml").write_text('gpu = "H100"\nnodes = 2\ngpus_per_node = 4\n')
+    assert (
+        f"--gpus 32x{tmp_path}/own.toml --out" in meshwright("recommend", *typed, "--gpus", f"{tmp_path}/own.toml").err
+    )

@@ -288,10 +288,11 @@ def _names_recipe(fields: Sequence[Field], values: Mapping[str, Any], surface: S
 
 def _require_model(fields: Sequence[Field], values: Mapping[str, Any]) -> None:
     """Raise for a model that is not known: no goal helps it, and its error says how to pass its config.json."""
+    from meshwright.api.resolve import is_recipe
     from meshwright.models import find
 
     target = next((field for field in fields if field.input.texts and field.name in values), None)
-    if target is not None:
+    if target is not None and not is_recipe(str(values[target.name])):
         find(str(values[target.name]))
 
 
@@ -503,7 +504,8 @@ def _with_weights(override: str, request: Request, overrides: Sequence[str]) -> 
     if given is not None:
         return given.replace(" ", "")
     target = next(filter(None, (getattr(request, name, None) for name in ("model", "recipe", "target"))), None)
-    return f"{key}={weights_named(target)}" if isinstance(target, str) else ""
+    weights = weights_named(target) if isinstance(target, str) else ""
+    return f"{key}={weights}" if weights else ""
 
 
 def _check_string(field: Field, value: str) -> None:

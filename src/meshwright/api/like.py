@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from math import gcd
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +64,11 @@ def calibration_like(run: str, question: Question, job: Job | None) -> Calibrati
 def _calibrating(run: str, question: Question) -> tuple[str, ...]:
     """Return the commands that fit the speed to the file of the run, which a model of the user's own does not name."""
     own = f" --model {question.model_ref}" if models.is_path(question.model_ref) else ""
-    typed = f"meshwright calibrate {run} --recipe FILE{own} --gpus {question.cluster.argument} --out mine.toml"
+    on = question.cluster
+    with suppress(InputError):  # the log may say how many GPUs ran
+        on = _cluster_of(doctor.read(Path(run)), on)
+        on = msgspec.structs.replace(on, nodes_typed=on.nodes_typed or on.nodes != question.cluster.nodes)
+    typed = f"meshwright calibrate {run} --recipe FILE{own} --gpus {on.argument} --out mine.toml"
     return typed, "--calibration mine.toml"
 
 

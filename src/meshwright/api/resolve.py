@@ -145,9 +145,14 @@ def recipe_from(name: str) -> Recipe:
 
 
 def weights_named(target: str) -> str:
-    """Return the folder or hub id of the weights of a model, recipe or recipe file; raise InputError without any."""
+    """Return the folder or hub id of the weights of a model, recipe or recipe file; raise InputError without any.
+
+    Empty for another framework's file that starts from weights itself: it keeps its own.
+    """
     fix = ("checkpoint.pretrained=FOLDER with config.json and safetensors files", "--goal pretrain")
     if is_file(target) and not frameworks.is_native(frameworks.open_file(target)):
+        if frameworks.starts_from_weights(frameworks.open_file(target)):
+            return ""
         raise InputError("needs the weights to start from", field="checkpoint.pretrained", value="", fix=fix)
     recipe = recipe_from(target) if is_recipe(target) else None
     if recipe is not None and recipe.checkpoint.pretrained:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import gcd
-from shlex import quote
+from shlex import join, quote
 
 import msgspec
 
@@ -14,14 +15,17 @@ from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import epochs_of, sample_width
 from meshwright.api.prices import prices_for
 from meshwright.api.questions import question_for
-from meshwright.api.resolve import typed_model
+from meshwright.api.resolve import is_recipe, typed_model
 from meshwright.api.responses import Part, Response, copied
+from meshwright.api.targets import Job, job_for
 from meshwright.api.verb_function import verb
+from meshwright.choices import ENGINES
 from meshwright.errors import InputError
 from meshwright.parsing import token_budget
 from meshwright.planner import Question, Sizing
 from meshwright.recipes.overrides import EPOCHS
 
+BATCH = "train.global_batch_size"
 MAX_TYPES = 6  # GPU types of one comparison
 UNCOUNTED = "the tokens are what the days train; epochs are counted if --dataset names a file or folder of this machine"
 
@@ -29,6 +33,7 @@ UNCOUNTED = "the tokens are what the days train; epochs are counted if --dataset
 @verb(requests.Size)
 def size(request: requests.Size) -> Sizing:
     """Return GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
+    _require_model(request)
     types = (
         list(dict.fromkeys(text.strip() for text in request.gpu.split(","))) if "," in request.gpu else [request.gpu]
     )
@@ -118,6 +123,39 @@ def _sized_question(request: requests.Size) -> Question:
         assumed = tuple(one for one in question.assumed if one.field != "nodes")
         question = msgspec.structs.replace(question, assumed=(*assumed, clusters.Assumption("nodes", str(node), text)))
     return question
+
+
+def _require_model(request: requests.Size) -> None:
+    """Raise for a recipe or a file, with the command that sizes its model with its batch and samples."""
+    if not is_recipe(request.model):
+        return
+    job = _job_of(request)
+    recipe = None if job is None else job.recipe
+    engine = request.engine if job is None else job.engine
+    options = {
+        "--goal": request.goal if recipe is None else recipe.goal,
+        "--gpu": request.gpu,
+        "--seq": request.seq or (None if recipe is None else recipe.data.seq_length),
+        "--tokens": request.tokens,
+        "--days": request.days and f"{request.days:g}",
+        "--price": request.price,
+        "--engine": None if engine == ENGINES[0] else engine,
+    }
+    words = ["meshwright", "size", "MODEL" if recipe is None else recipe.model]
+    words += [str(word) for option, value in options.items() if value is not None for word in (option, value)]
+    is_batch = BATCH in map(recipe_key, request.overrides)
+    batch = () if recipe is None or is_batch else (f"{BATCH}={recipe.train.global_batch_size}",)
+    reason = "is a recipe or a config, and size takes a model: it chooses the GPUs and the layout itself"
+    raise InputError(reason, field="model", value=request.model, fix=(join([*words, *request.overrides, *batch]),))
+
+
+def _job_of(request: requests.Size) -> Job | None:
+    """Return what a recipe or a file trains, on nodes of the first GPU type if it names none; None if it is open."""
+    first = request.gpu.partition(",")[0].strip()
+    for gpus in (None, str(clusters.usual_node(first)) if clusters.is_known(first) else first):
+        with suppress(InputError):
+            return job_for(request.model, gpus=gpus)
+    return None
 
 
 def _with_usual_node(question: Question) -> Question:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.export_recipe import write as write
     from meshwright.frameworks.file_import import ImportedFile as ImportedFile
     from meshwright.frameworks.file_import import import_file as import_file
+    from meshwright.frameworks.file_import import starts_from_weights as starts_from_weights
     from meshwright.frameworks.framework import Content as Content
     from meshwright.frameworks.framework import Framework as Framework
     from meshwright.frameworks.initial_weights import in_folder as in_folder
@@ -84,7 +85,7 @@ __getattr__ = LazyNames(
         "frameworks.environment": "ENVIRONMENT_PATHS open_weights variables_in",
         "frameworks.export_recipe": "export exported_engine exported_sharding in_version lost_numbers write",
         "frameworks.detection": "NATIVE detect_framework framework_of require_framework with_settings",
-        "frameworks.file_import": "ImportedFile import_file",
+        "frameworks.file_import": "ImportedFile import_file starts_from_weights",
         "frameworks.applied_fixes": "FixedText fixed_text",
         "frameworks.framework": "Content Framework",
         "frameworks.initial_weights": "in_folder loadable_weights weights_to_prepare",

@@ -17,6 +17,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.catalogue_shape import catalogue_reference
 from meshwright.frameworks.check_file import Count, check
 from meshwright.frameworks.common import ASSUMED_VOCABULARY, DEFAULT_VOCABULARY
+from meshwright.frameworks.detection import framework_of
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model, find_model
@@ -125,6 +126,15 @@ def import_file(
         resolvable=resolvable,
         given_model=given,
     )
+
+
+def starts_from_weights(content: Content) -> bool:
+    """Return whether another framework's file names its initial weights, or fine-tunes a model."""
+    framework = framework_of(content)
+    if framework is None:
+        return False
+    recipe = import_recipe(framework, content).recipe
+    return bool(recipe.checkpoint.pretrained) or recipe.goal != "pretrain"
 
 
 def _named_recipe(

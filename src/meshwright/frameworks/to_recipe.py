@@ -141,6 +141,9 @@ def _with_goal(parsed: ParsedConfig, path: str, goal: Goal | None) -> ParsedConf
     if goal is None or goal == parsed.goal:
         return parsed
     if not parsed.goal_open:
+        if goal == "pretrain" and parsed.goal == "sft" and parsed.field_values.get("data.train_on") == "all":
+            note = f"{path} trains all tokens of its texts from existing weights: that is sft with data.train_on=all"
+            return msgspec.structs.replace(parsed, notes=(*parsed.notes, note))
         raise InputError(f"{path} is for {parsed.goal}", field="goal", value=goal, fix=(f"--goal {parsed.goal}",))
     return msgspec.structs.replace(parsed, goal=goal)
 
