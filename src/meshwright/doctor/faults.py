@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.hang import global_rank
-from meshwright.doctor.run import Fault, OutOfMemory
+from meshwright.doctor.run import VALIDATION, Fault, OutOfMemory
 from meshwright.rules.messages import search
 
 MAX_TEXT = 300  # characters kept of a line
@@ -273,8 +273,18 @@ def out_of_memory(text: str) -> OutOfMemory:
     return OutOfMemory(**figures)
 
 
-def _part_of_memory(context: Iterable[str]) -> str:
-    """Return the part of memory that the last recognizable line of a traceback points to."""
+VALIDATES = re.compile(
+    r'File ".*", line \d+, in (?:evaluat(?:e|ion_loop)|_evaluate|prediction_step|validat(?:e|ion_step)'
+    r"|evaluate_and_print_results|_run_validation_epoch)\b"
+)
+"""A line of a traceback in the validation of a trainer."""
+
+
+def _part_of_memory(context: Sequence[str]) -> str:
+    """Return the part of memory that the last recognizable line of a traceback points to; or validation."""
+    start = max((index for index, text in enumerate(context) if TRACEBACK in text), default=0)
+    if any(VALIDATES.search(text) for text in context[start:]):
+        return VALIDATION
     for text in reversed(list(context)):
         for part, regex in PLACES:
             if regex.search(text):

@@ -14,9 +14,10 @@ from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.general_remedies import general_remedies
 from meshwright.doctor.logged_settings import missing_arguments
 from meshwright.doctor.match_recipe import closest_recipe
-from meshwright.doctor.run import Fault, OutOfMemory, Step
+from meshwright.doctor.run import VALIDATION, Fault, OutOfMemory, Step
 from meshwright.doctor.run_stats import RunStats, median_of, sections
 from meshwright.doctor.thresholds import limit, share
+from meshwright.doctor.validation_memory import reason, validation_remedies
 from meshwright.recipes.model_changes import argument, request_overrides
 
 SEGMENTS = Remedy(
@@ -56,15 +57,21 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
     fault = max(found, key=lambda one: (one.memory is not None and one.memory.wanted is not None, bool(one.where)))
     oom = fault.memory or OutOfMemory()
     offset = stats.beyond_estimate_gib
-    grew = _largest_part(stats, fault)
+    if fault.where == VALIDATION:  # the estimate and what is tried on it are of a training step
+        message, evidence = f"{_request(stats, fault, oom)}. {reason(stats.run, fault)}", _requested(stats, oom)
+        tries = (*validation_remedies(stats.run), *([SEGMENTS] if is_fragmented(oom, stats.capacity_gib) else ()))
+    else:
+        grew = _largest_part(stats, fault)
+        message = _message(stats, fault, oom, grew, offset) + _grown(stats) + f". {_caveat(stats)}"
+        evidence, tries = _evidence(stats, oom, offset), tuple(_remedies(stats, oom))
     yield Finding(
         id="memory.out-of-memory",
         severity="error",
-        message=_message(stats, fault, oom, grew, offset) + _grown(stats) + f". {_caveat(stats)}",
+        message=message,
         steps=None if fault.step is None else (fault.step, fault.step + 1),
         lines=tuple(one.located for one in found[:3]),
-        evidence=tuple(_evidence(stats, oom, offset)),
-        remedies=tuple(_remedies(stats, oom)),
+        evidence=tuple(evidence),
+        remedies=tries,
     )
 
 
@@ -265,7 +272,8 @@ def allocator_retries(stats: RunStats) -> Iterator[Finding]:
     )
 
 
-def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str, offset: float) -> str:
+def _request(stats: RunStats, fault: Fault, oom: OutOfMemory) -> str:
+    """Return who ran out of memory, when, and what was requested."""
     when = f" after step {fault.step}" if fault.step else " before its first step was logged"
     who = "a GPU" if fault.rank is None else stats.rank_names.of((fault.rank,), lower=True)
     text = f"{who} ran out of memory{when}"
@@ -273,6 +281,11 @@ def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str, offset:
         usage = oom.in_use if oom.in_use is not None else oom.allocated
         where = f" with {usage:.1f} of {oom.capacity:.1f} GiB in use" if usage and oom.capacity else ""
         text += f": {oom.wanted:.2f} GiB more were requested{where}"
+    return text
+
+
+def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str, offset: float) -> str:
+    text = _request(stats, fault, oom)
     if stats.case is not None and (gib := stats.smaller_gpu_gib):
         named = f"the {float(stats.case.capacity_gib):.1f} GiB of {stats.case.cluster.gpu.name}"
         text += f". The log's GPUs have {gib:.1f} GiB, not {named}: the remedies are sized for {gib:.1f} GiB"
@@ -313,7 +326,7 @@ def _largest_part(stats: RunStats, fault: Fault) -> str:
     return f"{place}; {oom}" if place else f"{oom[:1].upper()}{oom[1:]}"
 
 
-def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evidence]:
+def _requested(stats: RunStats, oom: OutOfMemory) -> Iterator[Evidence]:
     for name, value in (("requested", oom.wanted), ("in use", oom.in_use), ("in tensors", oom.allocated)):
         if value is not None:
             yield Evidence(name, round(value, 3), "GiB", oom.capacity, "capacity")
@@ -321,6 +334,10 @@ def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evid
         yield Evidence("allocation retries before it", float(stats.run.retries), "", limit("retries"), "limit")
     if oom.unused is not None:
         yield Evidence("fragmented", round(oom.unused, 3), "GiB")
+
+
+def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evidence]:
+    yield from _requested(stats, oom)
     if stats.estimate is not None:
         memory = stats.estimate.memory
         yield Evidence("estimate", round(float(memory.total), 2), "GiB", float(memory.capacity), "capacity")

@@ -115,6 +115,10 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
         return None if held is None else held + self.wanted - (self.unused or 0.0)
 
 
+VALIDATION = "validation"
+"""`Fault.where` of an allocation that failed while the run validated."""
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A log message that shows why a run ended."""
 
@@ -123,7 +127,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     file: str = ""
     step: int | None = None  # latest step before it
-    where: str = ""  # part of memory, from the traceback
+    where: str = ""  # part of memory, from the traceback, or validation
     memory: OutOfMemory | None = None
     recorded: bool = False  # recorded by our own run
     fix: tuple[str, ...] = ()  # suggested in that record
