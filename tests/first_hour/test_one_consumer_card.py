@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import meshwright as library
 from meshwright.api.continued_run import with_fitting_layout
+from meshwright.api.run_comparison import not_all_runs
 from meshwright.engine.epochs import with_validations
+from meshwright.errors import InputError
 from meshwright.recipes import load, overrides
 
 CHAT = [{"role": "user", "content": "How do I cancel?"}, {"role": "assistant", "content": "Press cancel. " * 20}]
@@ -120,3 +124,63 @@ def test_a_run_of_two_replicas_continues_on_one_rank() -> None:
     assert with_fitting_layout(recipe, 4, ()).layout.dp_replicate == 2
     assert with_fitting_layout(recipe, 4, ()).layout.micro_batch_size == 2
     assert with_fitting_layout(recipe, 1, ("layout.dp_replicate",)).layout.dp_replicate == 2
+
+
+BAR = "\r 13%|█         | {0}/450 [{1:02d}:00<20:00,  5.00s/it]"
+TRAINED = "".join(
+    BAR.format(step, step // 12) + f"\n{{'loss': {2.2 - step / 100}, 'grad_norm': 1.1, 'learning_rate': 1e-4, "
+    f"'epoch': {step / 150:.2f}}}\n" + BAR.format(step, step // 12)
+    for step in range(12, 61, 12)
+)
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of 23.69 GiB "
+    "of which 5.91 GiB is free. Including non-PyTorch memory, this process has 17.77 GiB memory in use. Of the "
+    "allocated memory 16.90 GiB is allocated by PyTorch, and 560.12 MiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+def traceback(*functions: str) -> str:
+    frames = "".join(f'  File "/x/transformers/trainer.py", line {i}, in {one}\n' for i, one in enumerate(functions))
+    return f"\nTraceback (most recent call last):\n{frames}    logits = logits.float()\n{OUT_OF_MEMORY}"
+
+
+@pytest.mark.parametrize("model", [(), ("--model", "qwen3-8b", "--gpus", "3090")])
+def test_out_of_memory_in_validation_is_not_the_training_batch(
+    meshwright: Any, here: Path, model: tuple[str, ...]
+) -> None:
+    trained = ("train", "_inner_training_loop", "_maybe_log_save_evaluate", "evaluate", "evaluation_loop")
+    Path("eval.log").write_text(TRAINED + traceback(*trained, "prediction_step", "compute_loss"))
+    answer = meshwright("doctor", "eval.log", *model)
+    assert "The allocation failed in validation, not in a training step, and the training steps before it" in answer.out
+    assert "per_device_eval_batch_size is 8 unless it is set" in answer.out
+    assert "1. per_device_eval_batch_size=1" in answer.out
+    assert "layout.micro_batch_size=" not in answer.out
+    Path("train.log").write_text(TRAINED + traceback("train", "training_step", "compute_loss"))
+    assert "layout.micro_batch_size=1" in meshwright("doctor", "train.log", *model).out
+
+
+def test_one_command_corrects_roles_and_leaves_out_the_other_broken_rows(meshwright: Any, here: Path) -> None:
+    rows = [json.dumps({"messages": CHAT})] * 9
+    rows[2] = '{"messages": [{"role": "user", "content": "half a li'
+    rows[4] = json.dumps({"messages": []})
+    rows[6] = json.dumps({"messages": [CHAT[0], {"role": "chatbot", "content": "Press."}]})
+    Path("bad.jsonl").write_text("\n".join(rows) + "\n")
+    refused = meshwright("check", "bad.jsonl").out
+    assert "has the unknown role chatbot; did you mean assistant?" in refused
+    assert "then --dataset bad_roles.jsonl (leaves out 2 rows)" in refused
+    subprocess.run(refused.partition("(data.rows)  ")[2].partition(", then")[0], shell=True, check=True)
+    corrected = meshwright("check", "bad_roles.jsonl")
+    assert corrected.code == 0, corrected.out
+    assert "7 conversations" in corrected.out
+
+
+def test_overrides_in_the_place_of_another_parameter_are_named(here: Path) -> None:
+    with pytest.raises(InputError, match="is a list of overrides") as refused:
+        library.recommend("qwen3-8b", "3090", "qlora", ["peft.rank=16"])  # type: ignore[arg-type]  # what was typed
+    assert refused.value.fix == ("overrides=['peft.rank=16']",)
+
+
+def test_a_run_is_compared_with_its_base_by_evaluate(here: Path) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "metrics.jsonl").write_text('{"kind": "header"}\n')
+    assert "meshwright evaluate run --base" in not_all_runs(["run", "tiny-qwen3"]).fix

@@ -348,6 +348,11 @@ def _from_string(field: Field, value: str) -> Any:
         return value
 
 
+def _are_overrides(value: object) -> bool:
+    """Return whether a value lists fields of a recipe: peft.rank=16."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, str) and "=" in one for one in value)
+
+
 def _in_days(field: Field, value: str) -> Any:
     """Return the days of a text with a unit of time, for a field in days; other texts as they are."""
     found = days_of(value) if field.input.in_days else None
@@ -395,6 +400,11 @@ def validated(request: R, surface: Surface = "cli") -> R:
         if limits.positional and not field.repeated and isinstance(value, COLLECTIONS) and not objects:
             reason = f"takes one value, not a {type(value).__name__}"
             raise InputError(reason, field=field.name, value=str(value), fix=field.fix(surface))
+        if not field.repeated and _are_overrides(value) and "overrides" in request.__struct_fields__:
+            fix = (f"overrides={value!r}",)
+            raise InputError(
+                "is a list of overrides, which have a parameter", field=field.name, value=str(value), fix=fix
+            )
         declared = bool(limits.surfaces) and bool(field.types)  # else set by code
         if declared and not field.repeated and not objects and not _has_type(field, value):
             kinds = " or ".join(_TYPE_NAMES[one] for one in field.types)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -179,8 +180,12 @@ def not_all_runs(names: Sequence[object]) -> InputError:
     """Return the error for runs beside recipes or models."""
     other = next(str(one) for one in names if not is_run(one))
     runs = [str(one) for one in names if is_run(one)]
-    reason = f"is not a run, and {runs[0]} is one: compare runs with runs, or recipes and models with each other"
-    return InputError(reason, field="target", value=other, fix=("use the --out folder of `meshwright train`",))
+    reason = (
+        f"is not a run, and {runs[0]} is one: compare runs with runs, or recipes and models with each other; "
+        "evaluate --base measures the model that a run started from"
+    )
+    fix = ("use the --out folder of `meshwright train`", f"meshwright evaluate {shlex.quote(runs[0])} --base")
+    return InputError(reason, field="target", value=other, fix=fix)
 
 
 def _side(name: str) -> RunSide:

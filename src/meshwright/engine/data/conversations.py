@@ -11,7 +11,7 @@ from typing import Any
 from meshwright import json_text
 from meshwright.engine.data.column_schemas import CHAT, COLUMN_SCHEMAS, known_columns, spelled_column
 from meshwright.engine.data.files import Row, row_error
-from meshwright.engine.data.role_fixes import UNKNOWN
+from meshwright.engine.data.role_fixes import UNKNOWN, meant_role
 from meshwright.engine.data.tool_calls import CALL_ROLES, call_message, calls_of, joined_calls, tools_of
 from meshwright.errors import InputError, closest, some, unknown
 from meshwright.notes import note
@@ -402,7 +402,8 @@ def _require_roles(messages: Sequence[object], where: str) -> None:
     if not names:
         return
     found = ", ".join(f"message {roles.index(one)} {UNKNOWN}{one}" for one in names)
-    suggestions = closest(names[0], ROLES) if len(names) == 1 else []
+    meant = [role for one in names if (role := meant_role(one))]
+    suggestions = (meant or closest(names[0], ROLES)) if len(names) == 1 else []
     hint = f"; did you mean {' or '.join(suggestions)}?" if suggestions else f"; known: {', '.join(ROLES)}"
     raise row_error(where, found + hint)
 

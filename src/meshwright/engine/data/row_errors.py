@@ -23,7 +23,7 @@ from meshwright.engine.data.conversations import (
 )
 from meshwright.engine.data.csv_format import find_delimiter
 from meshwright.engine.data.files import FIELD, Row, Rows
-from meshwright.engine.data.role_fixes import renamed_roles
+from meshwright.engine.data.role_fixes import UNKNOWN, renamed_roles
 from meshwright.errors import InputError
 
 SHOWN_ERRORS = 5  # rows that an error lists after the first
@@ -155,7 +155,7 @@ def joined(errors: Sequence[Plain], rows: int) -> InputError:
     more = "" if len(others) <= SHOWN_ERRORS else f"; {len(others) - SHOWN_ERRORS:,}{_at_least(errors)} more rows"
     reason = "; ".join([first["message"], *others[:SHOWN_ERRORS]]) + more
     settings = next((one["fix"] for one in errors if changes_settings(one["fix"])), ())
-    fix = first["fix"] or settings or renamed_roles(messages)
+    fix = first["fix"] or settings or renamed_roles(messages, _unusable_lines(messages))
     fix = fix or without_rows(messages if len(messages) < rows else ())
     if not first["fix"] and not settings:
         fix = (*fix, *(other for text, other in TEMPLATE_FIXES.items() if any(text in one for one in messages)))
@@ -181,6 +181,14 @@ def _place(error: Plain) -> tuple[str, int]:
 
 def _at_least(errors: Sequence[Plain]) -> str:
     return " or" if len(errors) > MAX_ERRORS else ""
+
+
+def _unusable_lines(messages: Sequence[str]) -> list[int]:
+    """Return the lines of a JSONL file whose errors are not those of roles; empty for another file, or too many."""
+    found = [LINE_PLACE.match(one) for one in messages]
+    if not all(found) or len(messages) > COMMAND_ROWS:
+        return []
+    return [int(place[2]) for one, place in zip(messages, found, strict=True) if place and UNKNOWN not in one]
 
 
 def without_rows(messages: Sequence[str]) -> tuple[str, ...]:
