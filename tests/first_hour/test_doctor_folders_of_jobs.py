@@ -84,3 +84,16 @@ def test_logs_of_another_framework_are_another_job(meshwright: Any, tmp_path: Pa
     answer = meshwright("doctor", str(tmp_path), "--json").json
     assert answer["last_step"] == 50
     assert "memory.out-of-memory" in [one["rule"] for one in answer["findings"]]
+
+
+def test_free_memory_and_fragments_together_are_enough(meshwright: Any, tmp_path: Path) -> None:
+    oom = (
+        "[rank17]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 1 has a total capacity "
+        "of 79.11 GiB of which {free} GiB is free. Including non-PyTorch memory, this process has 73.20 GiB memory in "
+        "use. Of the allocated memory 64.10 GiB is allocated by PyTorch, and 6.72 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    for free, first in ((5.9, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), (0.5, "layout.recompute=selective")):
+        write(tmp_path / "train.log", 0, oom.format(free=free))
+        (finding,) = meshwright("doctor", str(tmp_path / "train.log"), "--json").json["findings"]
+        assert finding["remedies"][0]["try"][0] == first

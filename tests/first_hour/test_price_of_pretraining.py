@@ -90,3 +90,15 @@ def test_a_saved_recipe_trains_the_requested_tokens(meshwright: Any, tmp_path: P
     typed = meshwright(*ASKED, "--tokens", "2T", "train.steps=500", "--json").json
     assert typed["contract"]["steps"] == 500
     assert "train.steps=" in typed["budget"]["notes"][0]
+
+
+def test_a_price_of_an_instance_is_named(meshwright: Any) -> None:
+    typed = ("recommend", "llama3-8b", "--goal", "pretrain", "--tokens", "1B", "--gpus")
+    note = "--price 98.32 is the price of one GPU for one hour; if it is that of"
+    assert (
+        f"{note} an instance of 8 GPUs, write --price 12.29"
+        in meshwright(*typed, "p5.48xlarge", "--price", "98.32").err
+    )
+    assert f"{note} a node of 8 GPUs, write --price 12.29USD" in meshwright(*typed, "8xH100", "--price", "98.32USD").err
+    for price in ("12.29", "98.32JPY"):
+        assert "is the price of one GPU" not in meshwright(*typed, "p5.48xlarge", "--price", price).err

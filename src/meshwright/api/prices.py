@@ -10,8 +10,13 @@ from meshwright import clusters, planner
 from meshwright.api import requests
 from meshwright.api.questions import Asked
 from meshwright.errors import InputError
+from meshwright.notes import note
 from meshwright.parsing import price_per_hour, prices_by_gpu
 from meshwright.planner import Question
+
+DEAR = 16.0
+"""The price of one GPU for one hour that no cloud asked in 2026: on demand, a B200 was 14."""
+DEAR_IN = ("", "USD", "EUR", "GBP", "CHF")
 
 
 def price_for(request: Asked | requests.Size, question: Question) -> planner.Price | None:
@@ -20,6 +25,8 @@ def price_for(request: Asked | requests.Size, question: Question) -> planner.Pri
     given = price_per_hour(
         _price_of(request.price, on.gpu.name), request.currency if request.price is not None else None
     )
+    if given is not None:
+        _note_price_of_node(given, question)
     if given is None and on.price is not None:
         given = price_per_hour(on.price, request.currency or on.currency or None)
     elif given is not None and not given[1]:  # a bare number is in the currency of the cluster file
@@ -27,6 +34,16 @@ def price_for(request: Asked | requests.Size, question: Question) -> planner.Pri
     if given is None and request.currency is not None:
         price_per_hour(None, request.currency)
     return None if given is None else planner.Price(*given)
+
+
+def _note_price_of_node(given: tuple[float, str], question: Question) -> None:
+    """Say that a price is that of one GPU if it is as high as that of a whole instance or node."""
+    (price, currency), each = given, question.cluster.gpus_per_node
+    is_instance = any(one.field == "instance" for one in question.assumed)
+    if each > 1 and price >= DEAR and currency in DEAR_IN:
+        node = f"{'an instance' if is_instance else 'a node'} of {each} GPUs"
+        own = f"--price {price / each:.4g}{currency}"
+        note(f"--price {price:g} is the price of one GPU for one hour; if it is that of {node}, write {own}")
 
 
 def _price_of(price: float | str | None, gpu: str) -> float | str | None:

@@ -349,10 +349,10 @@ def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evid
 
 
 def is_fragmented(oom: OutOfMemory, capacity_gib: float | None = None) -> bool:
-    """Return whether the memory that the allocator caches in fragments would have been enough for the request."""
+    """Return whether the request would have fit in the free memory and what the allocator caches in fragments."""
     capacity = oom.capacity or capacity_gib
     large = bool(oom.unused and capacity and oom.unused > share("fragments") * capacity)
-    return large and (oom.unused or 0.0) >= (oom.wanted or 0.0)
+    return large and (oom.unused or 0.0) + (oom.free or 0.0) >= (oom.wanted or 0.0)
 
 
 def _remedies(stats: RunStats, oom: OutOfMemory) -> Iterator[Remedy]:
