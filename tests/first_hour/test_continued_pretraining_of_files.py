@@ -64,3 +64,15 @@ def test_run_clm_on_plain_text_is_continued_pretraining(meshwright: Any, tmp_pat
     answer = meshwright("check", *typed)
     assert any("trains all tokens of its texts from existing weights" in one for one in answer.json["notes"])
     assert meshwright("recommend", *typed).code == 0
+
+
+def test_the_card_that_was_taken_for_a_name_of_several_is_stated(meshwright: Any, tmp_path: Path) -> None:
+    job = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:{gpu}:4\n"
+    text = MEGATRON.format(weights="").replace("--nproc_per_node 8", "--nnodes 2 --nproc_per_node 4")
+    file = written(tmp_path, "job.sh", job.format(gpu="a100") + text)
+    means = "A100 means the SXM4 card with 80 GB"
+    assert any(means in one for one in meshwright("check", file, "--json").json["notes"])
+    assert means in meshwright("estimate", file).out
+    assert means not in meshwright("check", file, "--gpus", "2x4xA100-40").out
+    file = written(tmp_path, "job.sh", job.format(gpu="h100") + text)
+    assert "means the" not in meshwright("check", file).out

@@ -43,6 +43,7 @@ from meshwright.frameworks.to_recipe import (
     asked_gpus,
     clusters_for,
     complete,
+    gpu_variant,
     import_recipe,
 )
 from meshwright.frameworks.trainer_saving import trainer_saving_findings
@@ -217,6 +218,7 @@ def _check(
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
     findings = with_open_version(framework, content, imported.parsed.settings, findings)
     notes = [*newer, *launch_notes(content, imported.parsed, on, gpus)]
+    notes += [one.message for one in gpu_variant(imported, gpus)]
     notes += host_memory_notes(estimate, on) if buildable else ()
     if hidden:
         notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")

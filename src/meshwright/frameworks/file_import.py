@@ -23,7 +23,7 @@ from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model, find_model
 from meshwright.frameworks.open_length import LENGTHS, open_length
 from meshwright.frameworks.result import CheckResult
-from meshwright.frameworks.to_recipe import WARMUP, ImportedRecipe, complete, import_recipe
+from meshwright.frameworks.to_recipe import WARMUP, ImportedRecipe, complete, gpu_variant, import_recipe
 from meshwright.models import ModelSpec, names
 from meshwright.planner.plan import OPEN_LENGTH
 from meshwright.recipes import overrides as override
@@ -265,7 +265,7 @@ def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Clu
     gpu = request.gpu or clusters.DEFAULT_GPU
     on = clusters.cluster(request.text(gpu))
     if request.gpu:
-        return on, ()
+        return on, gpu_variant(settings, None)
     other = request.text("TYPE")
     text = f"{path} starts {count} GPUs of a type it does not name: {on} is assumed; write --gpus {other} for another"
     return on, (Assumption("gpu", gpu, text),)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from meshwright.clusters import Cluster, cluster, is_known
+from meshwright.clusters import Assumption, Cluster, assumptions, cluster, is_known
 from meshwright.errors import InputError
 from meshwright.frameworks.common import ASSUMED_VOCABULARY
 from meshwright.frameworks.environment import with_references
@@ -182,6 +182,16 @@ def clusters_for(imported: ImportedRecipe, gpus: str | None) -> tuple[bool, list
     types = (gpu,) if gpu else GPUS
     worlds = [request.count] if request.count is not None else list(_worlds(imported))
     return False, [_cluster(world, request.gpus_per_node, gpu) for gpu in types for world in worlds]
+
+
+def gpu_variant(imported: ImportedRecipe, gpus: str | None) -> tuple[Assumption, ...]:
+    """Return which card was taken for the GPU type that a file names, if several have that name: gpu:a100:4."""
+    request = imported.parsed.gpu_request
+    if gpus is not None or request.count is None or not is_known(request.gpu):
+        return ()
+    found = (one for one in assumptions(request.text(request.gpu)) if one.field == "variant")
+    typed = request.text("TYPE")
+    return tuple(msgspec.structs.replace(one, message=f"{one.message}, as --gpus {typed}") for one in found)
 
 
 def _worlds(imported: ImportedRecipe) -> Iterator[int]:
