@@ -1,4 +1,4 @@
-"""Models that fit: those that fit on the GPUs come before larger ones that need host memory, as recommend plans them."""
+"""Models that fit: those that fit on the GPUs come before larger ones that need host memory."""
 
 from __future__ import annotations
 

@@ -136,6 +136,9 @@ def _prompt_text(prompt: str | list[dict[str, Any]]) -> str:
 def evaluate(request: requests.Evaluate) -> EvaluateResponse:
     """Measure the perplexity of a trained model."""
     check_folder(request.source, "source")
+    if request.base and request.checkpoint is not None:
+        reason = "has no effect with --base, which evaluates the model before the run's first step"
+        raise InputError(reason, "--checkpoint", request.checkpoint, ("without --checkpoint", "without --base"))
     stage("evaluate: importing torch and transformers")
     from meshwright.engine.post_training.perplexity import evaluate as measure
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright import clusters
+from meshwright import clusters, models
 from meshwright.api.argument_names import meant_option, recipe_key, repeats_goal
 from meshwright.api.inputs import Field
 from meshwright.api.paths import blend_of
@@ -24,6 +24,8 @@ from meshwright.recipes.unknown_keys import known_keys
 
 CLUSTERS = ("clusters", "gpus")
 """What the options that name GPUs complete."""
+ONE_MODEL = ("recommend", "plan", "estimate")
+"""Commands of one model, for which another command compares several."""
 _CLUSTER = re.compile(r"[0-9]+(x[0-9]+)?x[A-Za-z]|auto$", re.IGNORECASE)
 
 
@@ -49,6 +51,11 @@ def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[
         logs = [one for one in (str(given.get("run", "")), *given.get("overrides", ())) if os.path.isfile(one)]
         together = f"cat {shlex.join(logs)} | meshwright doctor -"
         return InputError("is a second log; those of one run are read in order", "argument", word, [together])
+    first = next((given[name] for name in ("model", "target") if isinstance(given.get(name), str)), "")
+    if not fixes and command in ONE_MODEL and first and _is_model(word):
+        on = [one for name in ("gpus", "goal") if name in given for one in (f"--{name}", str(given[name]))]
+        both = shlex.join(["meshwright", "compare", first, word, *on])
+        return InputError(f"is a second model; {command} takes one, compare takes several", "argument", word, [both])
     split = _split_cluster(fields, given)
     if not fixes and split:
         return InputError("belongs to the option before it; quote a value with spaces", "argument", word, [split])
@@ -59,6 +66,15 @@ def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[
     hint = fixes or near or [f"meshwright {command} --help"]
     reason = "neither an option nor key=value"
     return InputError(f"{reason}; did you mean {hint[0]}?" if fixes or near else reason, "argument", word, hint)
+
+
+def _is_model(word: str) -> bool:
+    """Return whether a word is a model of the catalogue, or one whose config.json is on this machine."""
+    try:
+        models.find(word)
+    except InputError:
+        return False
+    return True
 
 
 def _split_cluster(fields: Sequence[Field], given: Mapping[str, Any]) -> str:

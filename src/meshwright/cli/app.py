@@ -41,7 +41,7 @@ class Commands(click.Group):
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from meshwright.cli.usage_errors import unknown_command
 
-            raise unknown_command(args[0], self.list_commands(ctx))
+            raise unknown_command(args[0], self.list_commands(ctx), args[1:])
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

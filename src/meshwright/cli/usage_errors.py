@@ -65,8 +65,11 @@ SHORT_OPTIONS = {
 """sbatch's short options by their long names; those that commands have themselves are declared there."""
 
 
-def unknown_command(name: str, known: list[str]) -> InputError:
-    """Return the error for a command that does not exist."""
+def unknown_command(name: str, known: list[str], rest: Sequence[str] = ()) -> InputError:
+    """Return the error for a command that does not exist; `rest` are the words after it."""
+    if name.lower() == "help":
+        of_command = next((f"meshwright {one} --help" for one in rest if one in known), "meshwright --help")
+        return InputError("is an option here", field="command", value=name, fix=[of_command])
     same = COMMAND_WORDS.get(name.lower())
     near = [same] if same else closest(name, known)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

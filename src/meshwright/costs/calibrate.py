@@ -265,6 +265,9 @@ def clock_ratios(
     return np.asarray(np.exp(np.stack(logs, axis=1)) / measured)
 
 
+NO_IMPROVEMENT = "no improvement: do not use the profile"
+
+
 def is_worth_using(profile: MachineProfile) -> bool:
     """Return whether runs that a fit does not know are predicted better with it; a single run cannot say."""
     before, left_out = profile.error_before_pct, profile.error_left_out_pct
@@ -285,11 +288,7 @@ def worth(profile: MachineProfile) -> list[str]:
     gained = is_worth_using(profile)
     lines.append(
         f"each run predicted from the others: {profile.error_left_out_pct:g} % "
-        + (
-            "(an improvement for runs that are not in the table)"
-            if gained
-            else "(no improvement: do not use the profile)"
-        )
+        + ("(an improvement for runs that are not in the table)" if gained else f"({NO_IMPROVEMENT})")
     )
     if profile.runs < FEW_RUNS:
         lines.append(
@@ -335,6 +334,8 @@ def applied(calibration: Calibration | None, on: Gpu, engine: str) -> tuple[str,
         return (f"{title}: does not apply to {on.name}; the shipped profile is used",)
     others = f"; the runs are of {', '.join(machine.engines)}, so {engine} may differ"
     notes = (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
+    if not is_worth_using(machine):
+        notes = (*notes, f"{title}: runs that it was not fitted to are not predicted better: {NO_IMPROVEMENT}")
     return (*notes, *machine.fit_notes)
 
 

@@ -71,7 +71,8 @@ def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterato
     lower = usual or _lower_rate(stats, rising)
     if usual is not None:
         yield usual
-    yield remedies.advice(f"resume from {which} with other samples", why=why)
+    if not stats.run.steps or stats.run.steps[0].is_finite:  # else there is no checkpoint from before it
+        yield remedies.advice(f"resume from {which} with other samples", why=why)
     longer = remedies.other_warmup(
         stats, lambda steps: max(100, 2 * steps), "a longer schedule.warmup_steps", "slower warm-up"
     )

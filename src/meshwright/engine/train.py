@@ -142,6 +142,8 @@ def _train(
     show_findings(findings, process)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
         folder = run.out or recipe.checkpoint.folder or (scratch if run.tiny else _default_folder(recipe, process))
+        if not run.out and not recipe.checkpoint.folder and not run.tiny and (process is None or process.rank == 0):
+            _ignore_runs()
         if folder == scratch:
             run = msgspec.structs.replace(run, checkpoints=False)
         spec = RankSpec(recipe, config.to_dict(), case, folder, run, total_samples=total)
@@ -339,6 +341,15 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, run: RunSpec) -> boo
                 raise
             return False
     return True
+
+
+def _ignore_runs() -> None:
+    """Create the folder of runs with a .gitignore: checkpoints are not added to a repository by mistake."""
+    with suppress(
+        OSError
+    ):  # exists: it may be shared or tracked on purpose; a folder that cannot be written fails later
+        Path(RUNS).mkdir()
+        (Path(RUNS) / ".gitignore").write_text("*\n")
 
 
 def _default_folder(recipe: Recipe, process: Process | None, env: Mapping[str, str] = os.environ) -> str:

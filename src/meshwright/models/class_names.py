@@ -26,6 +26,7 @@ WELL_KNOWN = (  # types that are no decoders, known where transformers is not in
     *("mpnet", "mt5", "pegasus", "roberta", "siglip", "t5", "t5gemma", "umt5", "vit", "wav2vec2", "whisper"),
     "xlm-roberta",
 )
+_ENCODER_DECODER = re.compile(r"^ {4,8}is_encoder_decoder(?:: [\w |]+)? ?= ?True\b", re.MULTILINE)
 _OTHER_HEAD = re.compile(r"For(?:\w*Classification|QuestionAnswering)$")  # which no table of transformers lists
 _HEAD = re.compile(r"(?:For[A-Z]|LMHead).*")
 
@@ -49,6 +50,18 @@ def buildable(tables: tuple[str, ...] = LANGUAGE_MODELS) -> frozenset[str]:
 
 def _rows(table: str) -> str:
     return _auto_source("modeling_auto").partition(f"{table} = OrderedDict(")[2].partition("\n)\n")[0]
+
+
+def encodes_by_default(model_type: str) -> bool:
+    """Return whether transformers' config class of a type says is_encoder_decoder, read without importing it."""
+    package, name = find_spec("transformers"), model_type.replace("-", "_")
+    if package is None or not name.isidentifier():
+        return False
+    where = Path(package.origin or "").parent / "models" / name / f"configuration_{name}.py"
+    try:
+        return _ENCODER_DECODER.search(where.read_text("utf-8")) is not None
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=1)

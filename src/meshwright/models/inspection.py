@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.notes import note
 from meshwright.stages import stage
 
-from .class_names import buildable, classes_of
+from .class_names import buildable, classes_of, encodes_by_default
 from .readers.decoder import grouped
 from .readers.fields import MAX_SIZE
 from .spec import MLA, Attention, Compressor, Dense, Ffn, Layer, LinearMixer, Mixer, ModelSpec, MoE
@@ -40,6 +40,12 @@ def is_encoder(model_type: object) -> bool:
     return model_type in buildable(_MASKED_MODELS)
 
 
+def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
+    """Return whether a config is of an encoder with a decoder, as transformers refuses it after it has built it."""
+    stated = config.get("is_encoder_decoder")
+    return bool(encodes_by_default(str(config.get("model_type"))) if stated is None else stated)
+
+
 def not_a_decoder(model_type: str) -> InputError:
     """Return the error for a type of transformers that is no decoder: bert, t5, whisper, clip, vit."""
     reason = (
@@ -59,6 +65,8 @@ def can_inspect(config: Mapping[str, Any]) -> bool:
 def inspected_spec(config: Mapping[str, Any], name: str, why: str = "") -> ModelSpec:
     """Return the spec of a config as transformers builds it, with a note of what was assumed."""
     _require_bounded(config, "")
+    if is_encoder_decoder(config):
+        raise not_a_decoder(str(config.get("model_type")))
     stage(f"transformers builds {config.get('model_type') or name} without weights")
     found = _described(json.dumps(config, sort_keys=True, default=str))
     _require_used(config, found)

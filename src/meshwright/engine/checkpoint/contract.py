@@ -122,6 +122,7 @@ def check_contract(
     changed = changed_fields(saved, now, saved_data, data)
     if not changed:
         return
+    changed = dict(sorted(changed.items(), key=lambda item: _order(item[0])))
     lines = [f"{key} was {_short(before)} and is {_short(after)}" for key, (before, after) in changed.items()]
     listed = some(lines, SHOWN, "; ")
     tensors = [key for key, values in changed.items() if _changes_tensors(key, values)]
@@ -137,6 +138,11 @@ def check_contract(
     else:
         fix = ("another --out", _restored(changed, saved, epoch_samples), ACCEPTING)
     raise InputError(reason, field="--accept-changes" if accepted else "--out", fix=fix)
+
+
+def _order(key: str) -> int:
+    """Return the place of a changed field: another model or goal says more than the fields that differ with it."""
+    return 0 if key in ("model", "goal") else 1 if key in TENSOR_FIELDS else 2
 
 
 def _changes_tensors(key: str, values: tuple[Any, Any]) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from meshwright.engine.data.conversations import WEIGHT, Conversation, Message
 from meshwright.engine.data.files import row_error
 from meshwright.engine.data.system_messages import with_merged_system
+from meshwright.engine.data.tokenizers import eos_fix
 from meshwright.engine.data.tool_calls import (
     MARKED,
     marked_tool,
@@ -150,7 +151,7 @@ class ChatTemplate:
                 "the tokenizer has no eos_token",
                 field="data.tokenizer",
                 value=self.tokenizer.name_or_path,
-                fix=("set eos_token in its tokenizer_config.json",),
+                fix=(eos_fix(self.tokenizer.name_or_path),),
             )
         return str(self.tokenizer.eos_token)
 

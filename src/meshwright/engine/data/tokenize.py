@@ -31,6 +31,7 @@ from meshwright.engine.data.corpus_reader import (
 from meshwright.engine.data.files import longest_suffix
 from meshwright.engine.data.megatron_files import write_stream
 from meshwright.engine.data.missing_column import columns_meant, is_missing_column
+from meshwright.engine.data.tokenizers import eos_fix
 from meshwright.engine.faults import RunError
 from meshwright.engine.fsync import atomic_folder, require_empty
 from meshwright.engine.metrics.jsonl import log
@@ -207,7 +208,7 @@ def serialize_tokenizer(tokenizer: Any, folder: str, append_eos: bool = True) ->
             "the tokenizer has no eos_token to end documents with",
             field="tokenizer",
             value=folder,
-            fix=("set eos_token in its tokenizer_config.json",),
+            fix=(eos_fix(folder),),
         )
     vocab = backend.get_vocab(with_added_tokens=True)
     return SerializedTokenizer(backend.to_str(), eos, max(vocab.values(), default=0) + 1, Path(folder).name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,18 @@ def _load_error(name: str, cached: bool, error: Exception) -> InputError:
         return InputError(reason, field=FIELD, value=name, fix=fix)
     reason = "no tokenizer in this folder" if "backend tokenizer" in str(error) else f"cannot read: {first_line(error)}"
     return InputError(reason, field=FIELD, value=name, fix=(*_folder_fix(), BYTES))
+
+
+ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>", "<|eot_id|>")
+"""Tokens that end a text, of which a tokenizer's vocabulary may have one."""
+
+
+def eos_fix(folder: str) -> str:
+    """Return how a tokenizer gets an eos_token: in its tokenizer_config.json, which a bare tokenizer.json lacks."""
+    settings, vocabulary = Path(folder) / "tokenizer_config.json", Path(folder) / "tokenizer.json"
+    if settings.exists() or not vocabulary.is_file():
+        return "set eos_token in its tokenizer_config.json"
+    text = vocabulary.read_text("utf-8", errors="replace")
+    token = next((one for one in ENDS if f'"{one}"' in text), "TOKEN")
+    config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token})
+    return f"echo {shlex.quote(config)} > {shlex.quote(str(settings))}"

@@ -251,7 +251,8 @@ def no_data(ctx: RuleContext) -> Problem | None:
     given = of_fork or any(map(ctx.is_set, (*SOURCES, *OTHER_SOURCES)))
     if given or ctx.parsed.entry not in PRETRAINING or has_unread_args(ctx, *SOURCES) or not _trains(ctx):
         return None
-    return Problem("no data source is set", ("--data-path PREFIX", "--mock-data"), key="data_path")
+    message = "no data source is set; --mock-data trains on generated tokens"
+    return Problem(message, ("--data-path PREFIX",), key="data_path")
 
 
 def wsd_without_decay(ctx: RuleContext) -> Problem | None:

@@ -42,6 +42,8 @@ INERT_KEYS = frozenset(
         "output_router_logits", "qk_head_dim", "qk_rope_head_dim", "use_mtp", "use_routing_bias",
     )
 )  # fmt: skip
+OTHER_NAMES = {"rotary_base": "rope_theta", "rope_base": "rope_theta", "rotary_emb_base": "rope_theta"}
+"""Keys of Megatron and of other model types, of which transformers reads only another name."""
 LEAST_LETTERS = 6  # of a key that may be a mistyped one
 
 _UNREAD: ContextVar[list[str] | None] = ContextVar("unread keys", default=None)
@@ -92,6 +94,8 @@ def _names_a_part(key: str, data: Any) -> bool:
 
 def _meant(key: str, missing: list[str]) -> str:
     """Return the key that a mistyped one means, of those that the file does not have; empty if there is none."""
+    if OTHER_NAMES.get(key) in missing:
+        return OTHER_NAMES[key]
     if len(key) < LEAST_LETTERS or key in INERT_KEYS:
         return ""
     near = (one for one in closest(key, missing) if abs(len(one) - len(key)) <= MOST_LETTERS)

@@ -86,6 +86,11 @@ REMOVED: dict[str, RemovedKey] = {
     **dict.fromkeys(("metric_for_best_model", "greater_is_better"), _BEST),
     **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"), _HUB),
     **dict.fromkeys(("run_name", "wandb_project", "wandb_name", "wandb_entity"), _TRACKERS),
+    **{
+        f"{section}{name}": ("is an option of train and bench", f"--{name}")
+        for section in ("", "metrics.", "logging.", "train.")
+        for name in ("tensorboard", "wandb", "mlflow")
+    },
     "logging_dir": ("is the run folder, with --tensorboard",),
     **dict.fromkeys(("beta", "loss_type", "max_prompt_length", "rl", "ref_model"), _PREFERENCES),
     **dict.fromkeys(("pad_token", "eos_token", "padding_side", "special_tokens", "add_eos_token"), _TOKENIZER),
