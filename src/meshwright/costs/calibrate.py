@@ -333,7 +333,7 @@ def applied(calibration: Calibration | None, on: Gpu, engine: str) -> tuple[str,
             return (f"{title}: its {', '.join(measured)} also apply to {on.name}, its clock does not",)
         return (f"{title}: does not apply to {on.name}; the shipped profile is used",)
     others = f"; the runs are of {', '.join(machine.engines)}, so {engine} may differ"
-    notes = (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
+    notes: tuple[str, ...] = (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
     if not is_worth_using(machine):
         notes = (*notes, f"{title}: runs that it was not fitted to are not predicted better: {NO_IMPROVEMENT}")
     return (*notes, *machine.fit_notes)
