@@ -186,3 +186,10 @@ def test_differences_name_what_the_training_uses(meshwright: Any, tmp_path: Path
     found = {one["field"]: one["values"] for one in answer["differences"]}
     assert found["data.dataset"] == ["the blend", "/d/web"]
     assert found["checkpoint.keep"] == ["all", 1]
+
+
+def test_a_plan_for_an_engine_without_the_model_says_so_first(meshwright: Any) -> None:
+    typed = ("recommend", "qwen2.5-32b", "--gpus", "16xH100", "--goal", "pretrain", "--engine")
+    first = meshwright(*typed, "torchtitan", "--json").json["notes"][0]
+    assert first.startswith("the plan is for torchtitan, but there is no command for it: torchtitan has no model of")
+    assert "notes" not in meshwright(*typed, "megatron", "--json").json

@@ -242,7 +242,8 @@ def _plan_response(plan: Plan) -> PlanResponse:
         published=plan.published or UNSET,
         commands=commands,
         no_command=no_command,
-        notes=(*_notes(plan), *launch.other_speeds(plan, commands)) or UNSET,
+        notes=(*_notes(plan), *launch.unavailable_engine(plan, no_command), *launch.other_speeds(plan, commands))
+        or UNSET,
     )
 
 

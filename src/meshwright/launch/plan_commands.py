@@ -80,6 +80,15 @@ def left_out(plan: Plan) -> dict[str, str]:
     return {name: reason for name, reason in found.items() if reason is not None}
 
 
+def unavailable_engine(plan: Plan, refused: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note if the framework of the plan's own engine has no command for it, which its figures do not show."""
+    framework = CONFIGS.get(plan.question.engine, "")
+    reason = refused.get(framework)
+    if reason is None or reason in (NO_LENGTH, plan.question.file_error):
+        return ()
+    return (f"the plan is for {plan.question.engine}, but there is no command for it: {reason}",)
+
+
 def _our_reason(plan: Plan) -> str | None:
     """Return why our engine cannot run a plan, because of its model or because it was made for another engine."""
     if lacks := lacking(plan.case.model):
