@@ -76,11 +76,28 @@ def test_a_bare_tokenizer_gets_the_file_that_its_fix_writes(tmp_path: Path) -> N
     assert eos_fix(str(tmp_path)) == "set eos_token in its tokenizer_config.json"
 
 
-def test_the_folder_of_runs_is_ignored_by_git() -> None:
+def test_the_folder_of_runs_is_ignored_by_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.engine import train
 
+    monkeypatch.chdir(tmp_path)
     train._ignore_runs()
     assert Path("runs/.gitignore").read_text() == "*\n"
     Path("runs/.gitignore").unlink()
     train._ignore_runs()
     assert not Path("runs/.gitignore").exists()
+
+
+def test_labels_that_are_numbers_are_not_offered_as_answers(meshwright: Any) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": ["one", "two", "three"], "label": [0, 1, 0]}), "t.parquet")
+    asked = ("check", "llama3_8b_sft_config", "data.dataset=t.parquet")
+
+    def found(*fix: str) -> list[dict[str, Any]]:
+        every = meshwright(*asked, *fix, "--json").json["findings"]
+        return [one for one in every if one["rule"] in ("data.unused-answers", "data.rows")]
+
+    [unused] = found()
+    assert "contains numbers" in unused["message"]
+    assert found(*unused["fix"]) == []

@@ -176,7 +176,11 @@ def _unused_answers(recipe: Recipe, found: CheckedRows) -> Iterator[Finding]:
     answers = unused_answers(recipe.data.columns, found.columns, found.unused)
     if answers is not None:
         message = f"{answers.reason}; {shlex.quote(answers.keeps)} means the texts alone"
-        yield Finding(UNUSED_ANSWERS, "warning", "data.columns", message, answers.fix)
+        fix = answers.fix
+        if answers.column in found.numeric:  # an answer is text
+            message = f"{answers.reason}, as it contains numbers: a column with their names as text can be the answer"
+            fix = (answers.keeps,)
+        yield Finding(UNUSED_ANSWERS, "warning", "data.columns", message, fix)
 
 
 def _checked(recipe: Recipe, key: str, name: str, thorough: bool) -> CheckedRows:

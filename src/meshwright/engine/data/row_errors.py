@@ -49,6 +49,7 @@ class CheckedRows(msgspec.Struct, frozen=True):
     columns: Mapping[str, str]
     complete: bool  # whether all rows of the dataset were read
     unused: tuple[str, ...] = ()  # columns
+    numeric: tuple[str, ...] = ()  # those of them that contain numbers
     untrainable: tuple[str, ...] = ()  # locations and reasons of rows that are dropped
     duplicates: tuple[str, ...] = ()  # locations of rows with the conversation of an earlier one
 
@@ -92,13 +93,15 @@ def check_rows(
     bad: list[InputError] = []
     unread: list[InputError] = []
     columns = detect_columns(rows.first(), configured, rows.name)
-    used, names, read = RowColumns(columns, detects_columns(configured)), set[str](), 0
+    used, names, numeric, read = RowColumns(columns, detects_columns(configured)), set[str](), set[str](), 0
     untrainable: list[str] = []
     seen: dict[bytes, str] = {}
     duplicates: list[str] = []
     for where, row in islice(rows.read(bad=unread.append), most):
         read += 1
-        names |= unused_names(row, used.of(row))
+        unused = unused_names(row, used.of(row))
+        names |= unused
+        numeric |= {name for name in unused if isinstance(row.get(name), int | float)}
         try:
             conversation = parse_conversation(row, used.of(row), where)
             reason = untrainable_reason(conversation, train_on)
@@ -122,7 +125,9 @@ def check_rows(
     if len(untrainable) == read:
         reason = f"{read} dropped: {read} without target tokens, first {untrainable[0]}"
         raise InputError(f"none of its {read} rows has target tokens; {reason}", field=FIELD, value=rows.name)
-    return CheckedRows(read, columns, read < most, tuple(sorted(names)), tuple(untrainable), tuple(duplicates))
+    return CheckedRows(
+        read, columns, read < most, tuple(sorted(names)), tuple(sorted(numeric)), tuple(untrainable), tuple(duplicates)
+    )
 
 
 def check_readable(rows: Rows, most: int) -> None:
