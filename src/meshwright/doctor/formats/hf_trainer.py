@@ -358,7 +358,7 @@ def _from_bars(records: Sequence[_Record], bars: Sequence[Bar]) -> None:
     last = 0
     for record, bar in zip(records, found, strict=True):
         record.step = last = max(bar[1], last + 1)
-        record.at_s = bar[3]
+        record.at_s = bar[3] if last == bar[1] else None  # of a log that keeps a few bars: the time is another step's
 
 
 def _bar_of(record: _Record, bars: Sequence[Bar], places: Sequence[int]) -> Bar:
