@@ -144,19 +144,24 @@ def traceback(*functions: str) -> str:
     return f"\nTraceback (most recent call last):\n{frames}    logits = logits.float()\n{OUT_OF_MEMORY}"
 
 
-@pytest.mark.parametrize("model", [(), ("--model", "qwen3-8b", "--gpus", "3090")])
-def test_out_of_memory_in_validation_is_not_the_training_batch(
-    meshwright: Any, here: Path, model: tuple[str, ...]
-) -> None:
+def test_out_of_memory_in_validation_is_not_the_training_batch(meshwright: Any, here: Path) -> None:
     trained = ("train", "_inner_training_loop", "_maybe_log_save_evaluate", "evaluate", "evaluation_loop")
     Path("eval.log").write_text(TRAINED + traceback(*trained, "prediction_step", "compute_loss"))
-    answer = meshwright("doctor", "eval.log", *model)
+    answer = meshwright("doctor", "eval.log", "--model", "qwen3-600m", "--gpus", "3090")
     assert "The allocation failed in validation, not in a training step, and the training steps before it" in answer.out
     assert "per_device_eval_batch_size is 8 unless it is set" in answer.out
     assert "1. per_device_eval_batch_size=1" in answer.out
     assert "layout.micro_batch_size=" not in answer.out
     Path("train.log").write_text(TRAINED + traceback("train", "training_step", "compute_loss"))
-    assert "layout.micro_batch_size=1" in meshwright("doctor", "train.log", *model).out
+    assert "layout.micro_batch_size=1" in meshwright("doctor", "train.log").out
+
+
+def test_the_step_time_of_a_log_that_keeps_every_48th_bar(meshwright: Any, here: Path) -> None:
+    records = [f"{{'loss': {2 - step / 100}, 'grad_norm': 1.0, 'epoch': {step / 150:.2f}}}" for step in range(1, 121)]
+    lines = [one if at % 48 else BAR.format(at, at // 12).strip() + "\n" + one for at, one in enumerate(records)]
+    Path("few.log").write_text("\n".join(lines))
+    figures = {one["name"]: one["measured"] for one in meshwright("doctor", "few.log", "--json").json["figures"]}
+    assert figures.get("step time", 5) == 5
 
 
 def test_one_command_corrects_roles_and_leaves_out_the_other_broken_rows(meshwright: Any, here: Path) -> None:
@@ -184,3 +189,49 @@ def test_a_run_is_compared_with_its_base_by_evaluate(here: Path) -> None:
     (here / "run").mkdir()
     (here / "run" / "metrics.jsonl").write_text('{"kind": "header"}\n')
     assert "meshwright evaluate run --base" in not_all_runs(["run", "tiny-qwen3"]).fix
+
+
+PROGRAM = """\
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+
+bits = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B-Instruct", quantization_config=bits)
+data = load_dataset("json", data_files="chats.jsonl")["train"].train_test_split(test_size=0.05)
+args = SFTConfig(output_dir="out", per_device_train_batch_size=1, max_length=4096, eval_strategy="steps", eval_steps=50,
+                 gradient_checkpointing=True, bf16=True)
+SFTTrainer(model, args=args, train_dataset=data["train"], eval_dataset=data["test"],
+           peft_config=LoraConfig(r=16, target_modules="all-linear")).train()
+"""
+EVALUATES = """\
+cutoff_len: 8192
+enable_liger_kernel: true
+bf16: true
+val_size: 0.1
+eval_strategy: steps
+eval_steps: 50
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "old", "new"),
+    [
+        ("train.py", PROGRAM, "eval_steps=50", "eval_steps=50, per_device_eval_batch_size=2"),
+        ("full.yaml", LLAMA_FACTORY + EVALUATES, "eval_steps: 50", "eval_steps: 50\nper_device_eval_batch_size: 1"),
+    ],
+)
+def test_check_knows_the_batch_of_the_trainers_validation(
+    meshwright: Any, here: Path, name: str, text: str, old: str, new: str
+) -> None:
+    file = here / name
+    file.write_text(text)
+    found = meshwright("check", name, "--gpus", "3090").out
+    assert "validation takes 8 samples of up to" in found
+    assert "at a time (its default): their logits alone need" in found
+    assert f"fix: {new.replace(old, '').strip(', ').strip()}" in found
+    file.write_text(text.replace(old, new))
+    assert "validation takes" not in meshwright("check", name, "--gpus", "3090").out
+    file.write_text(text)
+    assert "validation takes" not in meshwright("check", name, "--gpus", "1xH200").out

@@ -22,6 +22,7 @@ from meshwright.frameworks.front_ends.own_overrides import with_own_overrides
 from meshwright.frameworks.front_ends.parse import confidence, is_megatron, parse
 from meshwright.frameworks.front_ends.sharding import own_settings
 from meshwright.frameworks.front_ends.synonyms import in_front_end
+from meshwright.frameworks.validation_memory import validation_memory_rule
 
 __all__ = ["FRONT_ENDS", "detect_front_end", "front_end", "in_front_end", "with_command_settings"]
 
@@ -41,6 +42,9 @@ def detect_front_end(content: Content) -> Framework | None:
     return front_end(best, content) if scores[best] else None
 
 
+VALIDATES_AS_THE_TRAINER = ("llama-factory", "trl")  # Axolotl takes the batch of training, ms-swift one sample
+
+
 @cache
 def _on_trainer(name: str) -> Framework:
     one = FRONT_ENDS[name]
@@ -57,6 +61,7 @@ def _on_trainer(name: str) -> Framework:
         rejects_unknown=closed,
         is_extra_key=known,
         keys_of="accelerate",
+        rules=(validation_memory_rule(one.name),) if one.name in VALIDATES_AS_THE_TRAINER else (),
         own_settings=lambda parsed, settings, recipe: own_settings(parsed.program, settings, recipe),
         own_overrides=lambda content, overrides: with_own_overrides(one, content, overrides),
     )

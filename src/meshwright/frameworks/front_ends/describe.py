@@ -38,9 +38,9 @@ SAME = (
     "gradient_accumulation_steps", "learning_rate", "warmup_steps", "warmup_ratio", "weight_decay", "max_steps",
     "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "save_steps", "save_total_limit", "eval_steps",
     "logging_steps", "lora_alpha", "lora_dropout", "lora_target_modules", "target_modules", "bf16", "fp16",
-    "gradient_checkpointing", "output_dir", "per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type",
-    "optim", "lora_rank", "lora_r", "packing", "save_strategy", "eval_strategy", "max_length",
-    "use_liger_kernel",
+    "gradient_checkpointing", "output_dir", "per_device_train_batch_size", "per_device_eval_batch_size",
+    "num_train_epochs", "lr_scheduler_type", "optim", "lora_rank", "lora_r", "packing", "save_strategy",
+    "eval_strategy", "max_length", "use_liger_kernel",
 )  # fmt: skip
 """Arguments of the Trainer, TRL and peft that front ends name as those libraries do."""
 FUSED_LOSS = "use_liger_kernel"

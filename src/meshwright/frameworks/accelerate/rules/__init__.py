@@ -4,5 +4,13 @@ from __future__ import annotations
 
 from meshwright.frameworks.accelerate.rules import data, processes, sharding, unsloth
 from meshwright.frameworks.device_map import device_map_rule
+from meshwright.frameworks.validation_memory import validation_memory_rule
 
-RULES = (*processes.RULES, *sharding.RULES, *data.RULES, *unsloth.RULES, device_map_rule("accelerate"))
+RULES = (
+    *processes.RULES,
+    *sharding.RULES,
+    *data.RULES,
+    *unsloth.RULES,
+    device_map_rule("accelerate"),
+    validation_memory_rule("accelerate"),
+)
