@@ -76,3 +76,10 @@ def test_a_job_reads_the_config_in_its_folder(meshwright: Any, script: Any, comm
 def test_the_trainer_is_not_given_the_config_of_accelerate(meshwright: Any, script: Any) -> None:
     meshwright("export", script(BOTH), "--to", "accelerate", "--gpus", "8xH100", "--out", "out")
     assert config_of("out", ".sh") == CONFIG
+
+
+def test_the_requeue_of_a_script_is_kept(meshwright: Any, script: Any) -> None:
+    options = ("--scheduler", "slurm", "--gpus", "8xH100", "--time", "8:00:00", "--write", "jobs")
+    file = script(BARE)
+    Path(file).write_text(Path(file).read_text().replace("bash\n", "bash\n#SBATCH --requeue\n#SBATCH --mem=0\n"))
+    assert "not kept: #SBATCH --mem=0 of run.sh" in meshwright("launch", file, *options).err

@@ -103,6 +103,7 @@ def sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: str
         return ()
     options = {name: "" if one.value in (None, True) else str(one.value) for name, one in script.sbatch.items()}
     extra = {text.removeprefix("--").partition("=")[0] for text in request.sbatch}
+    extra |= {"requeue"} if scheduler == "slurm" and request.requeue else set()
     options = {name: value for name, value in options.items() if name not in extra and not name.startswith(PYXIS)}
     found = repeated_options(options, lambda name: getattr(request, name, None) or getattr(request, f"{name}_s", None))
     if not found:

@@ -32,7 +32,8 @@ class OpenKnob(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         rows = "1 row does not" if self.rows == 1 else f"{self.rows:,} rows do not"
-        return f"{rows} state {self.name}: the estimate is certain to ±{self.median_pct:.0f} % only once it is known"
+        width = f"±{self.median_pct:.0f}" if round(self.median_pct) else "less than ±1"
+        return f"{rows} state {self.name}: the estimate is certain to {width} % only once it is known"
 
 
 def knob_ranges(rows: Sequence[Measurement]) -> list[OpenKnob]:
