@@ -123,5 +123,6 @@ def test_a_rate_far_above_every_usual_one_is_the_first_remedy_of_a_log_alone(
     with pytest.raises(SystemExit):
         run(["doctor", "high.log"])
     text = capsys.readouterr().out
-    assert "1. optimizer.lr=0.0001  0.02 is far above every usual learning rate" in text
+    assert "1. learning_rate: 0.0001  0.02 is far above every usual learning rate" in text
+    assert "in a plan: optimizer.lr=0.0001" in text
     assert "2. resume from an earlier checkpoint with other samples" in text

@@ -174,7 +174,8 @@ def test_the_command_that_replaces_an_option_has_no_other_unknown_option() -> No
 
 
 def test_the_price_of_epochs_needs_their_dataset() -> None:
-    answer = call("size", "qwen3-14b", "--gpu", "L40S", "--goal", "qlora", "--epochs", "3", "--price", "2.20")
+    words = ("size", "qwen3-14b", "--gpu", "L40S", "--goal", "qlora", "--epochs", "3", "--price", "2.20")
+    answer = call(*words, "--dataset", "medpix")  # whose card publishes no number of samples
     assert answer.error["fix"][0] == "--dataset FILE --price 2.20"
 
 

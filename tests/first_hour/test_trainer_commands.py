@@ -97,10 +97,13 @@ def test_the_arguments_of_a_trainer_are_read(meshwright: Any) -> None:
     assert (ours["train"]["epochs"], ours["data"]["dataset"], ours["layout"]["recompute"]) == (1.0, "wikitext", "full")
     assert ours["optimizer"]["weight_decay"] == 0.0  # the Trainer's own, as its length and its schedule below
     assert "does not say how long" not in said
-    assert "warms up for 3 % of its steps, whose number follows from the data" in said
+    assert ours["schedule"]["warmup_steps"] == 8
+    assert "schedule.warmup_steps=8, 3 % of the 261 steps counted in the data" in said  # by wikitext's card
     for lost in ("--output_dir=out", "--report_to=wandb", "save_strategy at the end of every epoch"):
         assert lost in said, said
     assert read("epochs.sh", "train.steps=1000")[0]["schedule"]["warmup_steps"] == 30
+    Path("uncounted.sh").write_text((COMMAND + BY_EPOCHS).replace("wikitext", "me/mine"))
+    assert "warms up for 3 % of its steps, whose number follows from the data" in read("uncounted.sh")[1]
 
     ours, said = read("steps.sh")
     expected = {
