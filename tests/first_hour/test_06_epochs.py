@@ -69,8 +69,12 @@ def test_what_has_no_epochs_or_lengths_is_refused(words: list[str], code: int, s
 
 
 def test_check_does_not_guess_the_steps_of_epochs(meshwright: Any) -> None:
-    answer = meshwright("check", RECIPE, "--gpus", "1xH100", "train.epochs=1", "schedule.warmup_steps=5000", "--json")
-    assert not any(one["rule"] == "learning_rate.warmup-too-long" for one in answer.json["findings"])
+    words = ("check", RECIPE, "--gpus", "1xH100", "train.epochs=1", "schedule.warmup_steps=5000", "--json")
+    found = [
+        any(one["rule"] == "learning_rate.warmup-too-long" for one in meshwright(*words, *data).json["findings"])
+        for data in ((), ("data.dataset=someone/a-dataset",))
+    ]
+    assert found == [True, False]  # the registry has the samples of squad; nobody counted the other
     plan = meshwright("recommend", "qwen3-0.6b", "--gpus", "1xH100", "--goal", "sft", "train.epochs=2", "--json")
     assert (plan.json["contract"]["steps"], plan.json["contract"]["epochs"]) == (None, 2.0)
 

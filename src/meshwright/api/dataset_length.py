@@ -269,7 +269,7 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
 
 def _published_count(recipe: Recipe) -> _Counted | None:
     """Return the samples of a registered dataset that is not on this machine; None if its card publishes none."""
-    from meshwright.engine.data.dataset_registry import registered_dataset
+    from meshwright.engine.data.registered import registered_dataset
 
     data = recipe.data
     found = registered_dataset(data.dataset)

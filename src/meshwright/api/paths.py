@@ -110,7 +110,8 @@ def _check_dataset(name: str, goal: str, field: str = "data.dataset") -> None:
         if not any(Path(f"{path}{ending}").exists() for ending in (".bin", ".idx")):
             raise _no_dataset(name, field)
         return
-    from meshwright.engine.data.dataset_registry import REGISTRY, in_data_folder
+    from meshwright.engine.data.dataset_registry import in_data_folder
+    from meshwright.engine.data.registered import REGISTRY
 
     if name in REGISTRY or in_data_folder(name) is not None:
         return

@@ -70,7 +70,10 @@ class ImportedFile(msgspec.Struct, frozen=True, dict=True):
         mapped, parsed = self.settings.mapped.recipe, self.settings.parsed
         model = self.model if parsed.model is None else resized(mapped, parsed.model)
         settings = msgspec.structs.replace(self.settings, recipe=mapped, model=model, typed={})
-        return _named_recipe(settings, model, self.content.path, on, self.recipe.cluster, self.given_model)[0], model
+        recipe = _named_recipe(settings, model, self.content.path, on, self.recipe.cluster, self.given_model)[0]
+        counted = [*self.settings.epoch_intervals, *([WARMUP] if self.settings.warmup_share else [])]
+        kept = {field: field_value(self.recipe, field) for field in counted if field not in self.settings.typed}
+        return override.change(recipe, kept)[0], model  # steps that follow from the file's shares are no changes of it
 
 
 def import_file(

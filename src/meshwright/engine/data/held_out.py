@@ -24,8 +24,8 @@ def part_of(shown: str) -> str:
 
 def held_out_set(recipe: Recipe) -> HeldOutSet | None:
     """Return the validation data of a recipe; None if the recipe trains on all its data."""
-    from meshwright.engine.data.dataset_registry import REGISTRY
     from meshwright.engine.data.instructions import names_a_dataset
+    from meshwright.engine.data.registered import REGISTRY
     from meshwright.engine.diffusion.config import is_diffusion
 
     data = recipe.data

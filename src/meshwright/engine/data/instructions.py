@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from meshwright.display import plural
 from meshwright.engine.data.conversations import detect_columns, note_unused_columns, unused_names
-from meshwright.engine.data.dataset_registry import REGISTRY, dataset_columns, open_rows
+from meshwright.engine.data.dataset_registry import dataset_columns, open_rows
 from meshwright.engine.data.files import Rows, longest_suffix
 from meshwright.engine.data.length_grouping import LengthGrouped
 from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET, Mock
 from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
 from meshwright.engine.data.prompt_response import MockConversations
+from meshwright.engine.data.registered import REGISTRY
 from meshwright.engine.data.sample_types import Sample, Source, no_validation_data
 from meshwright.engine.data.sft_cache import Policy, TokenizationStats, TokenizedConversations, tokenize_conversations
 from meshwright.engine.data.shuffle import Shuffled
