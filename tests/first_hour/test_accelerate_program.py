@@ -27,11 +27,6 @@ STEP = "{{'loss': {:.2f}, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': {:.
 END = "{'train_runtime': 29000.0, 'train_steps_per_second': 0.00535, 'train_loss': 1.7, 'epoch': 1.0}\n"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_the_doctor_uses_the_engine_of_the_file(meshwright: Any) -> None:
     Path("fsdp.yaml").write_text(CONFIG)
     Path("run_sft.sh").write_text(SCRIPT)

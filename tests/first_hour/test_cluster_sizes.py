@@ -6,15 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 SIZE = ("size", "llama3-8b", "--goal", "pretrain")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_every_named_cluster_has_a_row(meshwright: Any) -> None:

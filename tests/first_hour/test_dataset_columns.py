@@ -8,17 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from meshwright.api.run_comparison import differences
 from meshwright.recipes.types import Peft, Recipe
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
 
 MISSPELT = "instruction,input,ouput\nAdd the numbers.,25 and 49,The sum is 74.\n"
 OTHER = "question,ctx,reply\nAdd the numbers.,25 and 49,The sum is 74.\n"

@@ -12,13 +12,6 @@ PAIR = {"prompt": "Ticket 1: my printer does not print.", "completion": " Please
 EXPORT = ("export", "qwen25_7b_peft_config", "--to", "trl")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def rows(name: str, row: dict[str, Any]) -> None:
     """Write a file of data."""
     Path(name).write_text(f"{json.dumps(row)}\n" * 4)

@@ -51,13 +51,6 @@ SWIFT = """NPROC_PER_NODE=8 swift sft --model {model} --tuner_type full --datase
 """
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def answer(meshwright: Any, name: str, text: str, *options: str) -> dict[str, Any]:
     """Return the answer of check for a file with this text."""
     Path(name).write_text(text, encoding="utf-8")

@@ -50,12 +50,6 @@ optimizer:
 """
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def deepspeed(stage: int, offload: str = "cpu", batch: int = 1, **more: Any) -> str:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "offload_optimizer": {"device": offload}, **more}
     automatic = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

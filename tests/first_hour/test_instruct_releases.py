@@ -13,12 +13,6 @@ from meshwright import models
 from meshwright.recipes import index
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("typed", "weights"),
     [

@@ -55,11 +55,6 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize("name", BAD)
 def test_a_config_that_cannot_be_built_is_refused(meshwright: Any, name: str) -> None:
     """Check said ok, estimate that it fits, and train ended with a stack."""

@@ -69,12 +69,6 @@ interval = 10
 SLURM = ("--scheduler", "slurm", "--gpus", "2x4xA100-80", "--time", "24:00:00", "--write", "jobs")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def _job(meshwright: Any, more: str) -> tuple[str, str]:
     Path("run.sh").write_text(MEGATRON.format(more=more))
     Path("checkout").mkdir()

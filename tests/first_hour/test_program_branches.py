@@ -8,12 +8,6 @@ from typing import Any
 
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 PROGRAM = """
 import argparse
 import torch

@@ -49,12 +49,6 @@ COMMAND = """accelerate launch --num_processes 2 trl/scripts/sft.py --model_name
   --output_dir out"""
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def write(name: str, text: str) -> str:
     Path(name).write_text(text)
     return name

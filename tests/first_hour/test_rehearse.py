@@ -21,12 +21,6 @@ RECIPE = "llama3_8b_pretrain_config"
 no_gpu = pytest.mark.skipif(which("nvidia-smi") is not None, reason="this machine has a GPU")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @no_gpu
 def test_without_a_gpu_the_command_offers_the_dry_run(meshwright: Any) -> None:
     done = meshwright("rehearse", RECIPE, "--gpus", "8xH100", "layout.tp=1")

@@ -22,12 +22,6 @@ SMALLER = {"layout.recompute=full", "layout.micro_batch_size=1"}
 no_gpu = pytest.mark.skipif(which("nvidia-smi") is not None, reason="this machine has a GPU")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @no_gpu
 @pytest.mark.parametrize(
     "words",

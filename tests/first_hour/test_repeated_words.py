@@ -11,12 +11,6 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_the_printed_size_command_repeats_what_was_typed(meshwright: Any) -> None:
     typed = ("--seq", "16384", "layout.tp=2", "train.global_batch_size=64")
     Path("own.toml").write_text(

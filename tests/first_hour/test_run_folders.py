@@ -12,13 +12,6 @@ from typing import Any
 import pytest
 from tests.first_hour.tiny_machine import type_in, write_base_and_chats
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 RATE, LENGTH, BATCH = "0.03", "64", "4"
 SETTINGS = ("precision.compute=fp32", "schedule.warmup_steps=0", f"optimizer.lr={RATE}", f"data.seq_length={LENGTH}")
 TRAIN = (

@@ -40,12 +40,6 @@ def own_run(folder: Path, steps: int = 40, change: Callable[[FakeRun], FakeRun] 
     return folder
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def rows(path: str | Path) -> list[dict[str, str]]:
     with Path(path).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

@@ -8,8 +8,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
   --ffn-hidden-size 11008 --swiglu --group-query-attention --num-query-groups 32 --normalization RMSNorm \\
   --position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --seq-length 4096 \\
@@ -49,12 +47,6 @@ BY_STEPS = """ --max_seq_length 2048 --train_file chats.jsonl --validation_file 
   --warmup_steps 77 --weight_decay 0.1 --adam_beta2 0.95 --max_grad_norm 0.5 --seed 7 --logging_steps 5 \\
   --eval_strategy steps --eval_steps 50 --save_steps 100 --save_total_limit 2 --optim adamw_bnb_8bit"""
 HERE = ("--gpus", "2x8xH100")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_typed_dataset_replaces_the_blend_of_a_file(meshwright: Any) -> None:

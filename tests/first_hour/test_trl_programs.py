@@ -53,13 +53,6 @@ def findings(answer: dict[str, Any], rule: str) -> list[dict[str, Any]]:
     return [one for one in answer["findings"] if one["rule"] == rule]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 UNUSED = {
     "trainer = SFTTrainer(model=model, args=args, train_dataset=ds)": "peft_config=adapters",
     "print(adapters)\nadapters.inference_mode = False\ntrainer = SFTTrainer(model, args)": "peft_config=adapters",
