@@ -214,15 +214,20 @@ def other_loss(content: Content) -> OtherLossError | None:
 
 def other_trainer(content: Content) -> OtherTrainerError | None:
     """Return the error for a known trainer's config; else None."""
-    keys = {*content.settings, *content.top_level_keys()}
-    title = next((name for name, needed in TRAINERS.items() if all(one in keys for one in needed)), "")
+    title = _title(content)
     return OtherTrainerError(title, content) if title else None
 
 
 def rl_trainer(content: Content) -> OtherTrainerError | None:
     """Return the error for a config of a trainer with rewards, whose parts look like those of other frameworks."""
-    error = other_trainer(content)
-    return error if error is not None and error.title in WITH_REWARDS else None
+    title = _title(content)
+    return OtherTrainerError(title, content) if title in WITH_REWARDS else None
+
+
+def _title(content: Content) -> str:
+    """Return the trainer whose keys a config has; empty if none is known."""
+    keys = {*content.settings, *content.top_level_keys()}
+    return next((name for name, needed in TRAINERS.items() if all(one in keys for one in needed)), "")
 
 
 def _command(title: str, content: Content, typed: Typed) -> _Command:
