@@ -18,7 +18,7 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 # Machines are shared: what takes too long fails by the suite's limit. Other examples are drawn in every run.
-settings.register_profile("house", deadline=None, max_examples=30)
+settings.register_profile("house", deadline=None, max_examples=12)
 settings.load_profile("house")
 
 
