@@ -254,6 +254,7 @@ def test_findings(case: Case) -> None:
 def test_every_rule_has_a_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
     elsewhere = {"accelerate.trl-dataset-file", "accelerate.trl-no-test-split"}  # tests/frameworks/test_file_to_file.py
+    elsewhere |= {"accelerate.argument-mismatch"}  # tests/first_hour/test_accelerate_deepspeed_keys.py
     elsewhere |= {"accelerate.wrapped-class"}  # tests/first_hour/test_trainer_dtypes.py
     elsewhere |= {"accelerate.unsloth-precision"}  # tests/first_hour/test_frozen_weights.py
     elsewhere |= {"accelerate.validation-memory"}  # tests/first_hour/test_one_consumer_card.py

@@ -41,6 +41,7 @@ from meshwright.frameworks.trainer_fields import (
     LOADED_BY_TRL,
     LOADED_BY_UNSLOTH,
     NO_VALIDATION_DATA,
+    OPEN_ARGUMENTS,
     PLAIN_TEXT,
     SAMPLE_LENGTHS,
     STORED_IN_BYTES,
@@ -197,6 +198,8 @@ def _with_whole_program(
         found[ADAPTERS_OFF] = off
     if (trainer := _without_validation_data(tree)) is not None:
         found[NO_VALIDATION_DATA] = SourcedValue(ast.unparse(trainer.func), trainer.lineno, content.path)
+    if (open_call := _open_call(tree, program)) is not None:
+        found[OPEN_ARGUMENTS] = SourcedValue(True, open_call.lineno, content.path)
     kernel = found.get("attn_implementation")
     if kernel is not None and REGISTERED.search(content.text) and not is_attention_kernel(str(kernel.value)):
         del found["attn_implementation"]  # a kernel of the program
@@ -255,6 +258,14 @@ def _adapters_off(
         return None
     call, test = next((call, tests[call]) for call in (*made, *used) if call in tests)
     return _off(f"none without {test.switch or test.text}", call, test, content)
+
+
+def _open_call(tree: ast.Module, program: ProgramValues) -> ast.Call | None:
+    """Return a call that may state more arguments of the Trainer than are read: as a dictionary, or set afterwards."""
+    calls = [call for call, name in calls_of(tree) if name in TRAINERS]
+    owners = (program.constants.get(text.rpartition(".")[0]) for text in program.changed)
+    changed = [one for one in owners if any(one is call for call in calls)]
+    return next((one for one in calls if any(word.arg is None for word in one.keywords) or one in changed), None)
 
 
 def _counts_every_token(tree: ast.Module, content: Content) -> bool:

@@ -54,6 +54,7 @@ UNUSED_ADAPTERS = "unused_peft_config"  # the change that would use a LoraConfig
 ADAPTERS_OFF = "adapters"  # the test that skips the only LoraConfig of a program with the options it is started with
 STORED_IN_BYTES = "uint8_storage"  # a program's BitsAndBytesConfig that leaves 4-bit weights in uint8 tensors
 NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs without data for evaluations
+OPEN_ARGUMENTS = "open_arguments"  # arguments of the Trainer that a program passes as a dictionary or sets later
 LOADED_BY_TRL = "model_init_kwargs"  # a model that TRL's trainer gets by name, and loads in fp32 without a dtype
 LOADED_BY_UNSLOTH = "fast_model"  # Unsloth's class that loads a model: without a dtype in that of the GPU
 OWN = (
@@ -63,6 +64,7 @@ OWN = (
     LOADED_BY_TRL,
     CONCATENATES,
     NO_VALIDATION_DATA,
+    OPEN_ARGUMENTS,
     UNUSED_ADAPTERS,
     ADAPTERS_OFF,
     STORED_IN_BYTES,

@@ -7,10 +7,19 @@ from typing import Any
 
 import msgspec
 
+from meshwright.config_io.scalars import resolve
 from meshwright.errors import InputError
 from meshwright.frameworks.accumulation import accumulation_after, kept_accumulation
-from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
+from meshwright.frameworks.argument_fixes import (
+    HALF_PRECISIONS,
+    MIXED_PRECISION,
+    argument_changes,
+    program_fields,
+    replaced_keys,
+)
+from meshwright.frameworks.deepspeed.format_override import format_setting as in_json
 from meshwright.frameworks.mapping import relevant_fields, to_settings
+from meshwright.frameworks.merged_fix import program_arguments
 from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.typed_settings import removed_keys
@@ -115,18 +124,32 @@ def _formatted(imported: ImportedRecipe, stated: Mapping[str, Any], changed: Rec
     for key, value in stated.items():
         if key == BATCH and ACCUMULATION in program.fills:  # the Trainer multiplies its own arguments
             continue
-        if key in program.fills or key in program.repeats:
+        if key in program.repeats and key == MIXED_PRECISION:
+            yield from program.formatted(value, True) if value in HALF_PRECISIONS else ()
+        elif key in program.fills or key in program.repeats:
             yield from program.formatted(program.fills.get(key) or program.repeats[key], value)
 
 
 def _repeated(imported: ImportedRecipe, fix: Sequence[str]) -> Iterator[str]:
-    """Yield the keys of a referenced config that must have the value of an argument which a fix changes."""
-    inner = imported.parsed.referenced
-    for key, name in inner.program.repeats.items() if inner is not None else ():
-        for text in fix:
-            flag, _, value = text.partition(" ")
-            if flag == f"--{name}" and value:
-                yield f'"{key}": {value}'
+    """Yield the keys of the config, or of one that it names, that must have the value of an argument of a fix."""
+    parsed, changed = imported.parsed, _changed_arguments(fix)
+    for key, name in parsed.program.repeats.items():
+        stated = parsed.settings.get(key)
+        if name in changed and stated is not None and not stated.unresolved:
+            text = imported.framework.format_setting(key, changed[name])
+            yield from () if text in fix else (text,)
+    for key, name in parsed.referenced.program.repeats.items() if parsed.referenced is not None else ():
+        if name in changed:
+            yield in_json(key, changed[name])
+
+
+def _changed_arguments(fix: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a program that a fix sets: as flags of its command, or in its code."""
+    found: dict[str, str | None] = {}
+    for text in fix:
+        flag, _, value = text.partition(" ")
+        found |= {flag.removeprefix("--"): value} if flag.startswith("--") and value else program_arguments(text)
+    return {name: resolve(value) for name, value in found.items() if value is not None}
 
 
 def _as_flag(key: str, value: Any) -> str:

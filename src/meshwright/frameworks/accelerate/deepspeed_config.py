@@ -1,4 +1,4 @@
-"""The DeepSpeed config that a config of Accelerate names."""
+"""The DeepSpeed config that a config of Accelerate names, or that Accelerate makes of its own keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_deepspeed_config
+from meshwright.frameworks.trainer_fields import is_trainer
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps.accelerate import ZERO
 from meshwright.recipes.key_maps.deepspeed import PRECISION_KEYS
@@ -32,6 +33,16 @@ FILLED_FROM_YAML = {
     "zero_optimization.offload_param.device": "offload_param_device",
 }
 """Key of a DeepSpeed config that is auto → the key of deepspeed_config that fills it in."""
+
+REPEATED: Mapping[str, str] = {
+    f"{ZERO}gradient_accumulation_steps": "gradient_accumulation_steps",
+    f"{ZERO}gradient_clipping": "max_grad_norm",
+}
+"""Key of the config → the argument of the Trainer that must have its value; the Trainer fills in auto."""
+PRECISION = "mixed_precision"
+HALVES: Mapping[str, str] = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}
+"""Value of mixed_precision → the section that Accelerate turns on in the DeepSpeed config, an argument of the same
+name."""
 
 
 class DeepSpeedResult(msgspec.Struct, frozen=True):
@@ -98,3 +109,16 @@ def missing_file_note(type_name: str, settings: Settings, deepspeed: DeepSpeedRe
     path = settings.get(f"{ZERO}deepspeed_config_file")
     if type_name == "DEEPSPEED" and path is not None and deepspeed is None:
         yield f"the DeepSpeed config {path.value} was not found and is not checked"
+
+
+def repeated_arguments(type_name: str, settings: Settings, arguments: Settings, by_trl: bool) -> dict[str, str]:
+    """Return the keys of a config that must agree with arguments: those that Accelerate makes a DeepSpeed config of.
+
+    A config of DeepSpeed's own, which the config or an argument names, takes their place. TRL computes in bf16 by
+    default, and what the Trainer has on replaces mixed_precision.
+    """
+    own = settings.get(f"{ZERO}deepspeed_config_file")
+    named = (own is not None and own.value not in (None, "none")) or "deepspeed" in arguments
+    if type_name != "DEEPSPEED" or named or not is_trainer(arguments):
+        return {}
+    return dict(REPEATED) if by_trl and "bf16" not in arguments else {**REPEATED, PRECISION: HALVES["bf16"]}

@@ -173,7 +173,8 @@ def _of_command(content: Content) -> ParsedConfig:
         script = ""  # the program was read: its name does not make it one of TRL
     parsed = parse_settings(content, configured.settings, gpu_request_of(launch), arguments, trl, script, trl)
     found = parsed.findings
-    if not trl and _has_own_loop(content, launch):
+    own_loop = not trl and _has_own_loop(content, launch)
+    if own_loop:
         found = tuple(one for one in found if one.rule != DOUBLE)
     of_command = {
         "argv": launch.argv,
@@ -181,7 +182,8 @@ def _of_command(content: Content) -> ParsedConfig:
         "takes": command.takes,
         "switches": command.switches,
     }
-    program, inner = msgspec.structs.replace(parsed.program, **of_command), parsed.referenced
+    repeats = {} if own_loop else parsed.program.repeats
+    program, inner = msgspec.structs.replace(parsed.program, repeats=repeats, **of_command), parsed.referenced
     if inner is not None:
         inner = msgspec.structs.replace(inner, program=msgspec.structs.replace(inner.program, **of_command))
     refused = _refused(launch, own, by_trl=is_by_trl(script))

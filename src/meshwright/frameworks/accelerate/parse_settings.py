@@ -9,7 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from meshwright.frameworks.accelerate.deepspeed_config import missing_file_note, read_deepspeed_config
+from meshwright.frameworks.accelerate.deepspeed_config import (
+    missing_file_note,
+    read_deepspeed_config,
+    repeated_arguments,
+)
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE
 from meshwright.frameworks.accelerate.precision import (
     ENGINES,
@@ -84,6 +88,11 @@ class _Inputs(msgspec.Struct, frozen=True):
     trl: bool
 
     @property
+    def by_trl(self) -> bool:
+        """Whether TRL trains: its defaults differ from the Trainer's."""
+        return self.trl or is_trl_script([self.script]) or is_trl(self.arguments, self.script)
+
+    @property
     def without_peft(self) -> bool:
         """TRL trains all weights unless --use_peft is given."""
         return is_by_trl(self.script) and not is_on(self.given, "use_peft")
@@ -136,6 +145,7 @@ def parse_settings(
         program=msgspec.structs.replace(
             program.arguments,
             fills=_filled_in(run.arguments),
+            repeats=repeated_arguments(type_name, settings, run.given, run.by_trl),
             lost=_without_sharding(run.arguments, type_name, program.arguments.lost),
         ),
         notes=(
@@ -181,8 +191,7 @@ def _findings(run: _Inputs) -> Iterator[Finding]:
     """Yield what is wrong with settings and arguments together."""
     arguments, effective = run.arguments, run.precision.settings
     if run.checkpointing is not None:
-        by_trl = run.trl or is_trl_script([run.script]) or is_trl(arguments, run.script)
-        yield from _double_checkpointing(run.checkpointing, arguments, by_trl)
+        yield from _double_checkpointing(run.checkpointing, arguments, run.by_trl)
     yield from overwritten_precision(run.settings, arguments)
     yield from unknown_names("accelerate", arguments)
     yield from start_findings({**arguments, **mixed_precision(effective)}, run.program.model, run.script)

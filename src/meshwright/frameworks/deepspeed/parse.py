@@ -32,7 +32,7 @@ from meshwright.frameworks.trainer import (
     unknown_names,
 )
 from meshwright.frameworks.trainer_calls import uses_trl
-from meshwright.frameworks.trainer_fields import ROWS, SCHEDULE, TRL_DEFAULTS, is_trainer, is_trl
+from meshwright.frameworks.trainer_fields import OPEN_ARGUMENTS, ROWS, SCHEDULE, TRL_DEFAULTS, is_trainer, is_trl
 from meshwright.frameworks.trainer_files import file_arguments, names_deepspeed, started_program, written_beside
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
@@ -301,12 +301,12 @@ def _disagreements(
 
     `defaults` are the values of the arguments that its constructor call leaves out: those must agree as well.
     """
-    defaults = {**dict(_other_halves(arguments)), **defaults}
+    defaults = {**dict(_other_halves(arguments)), **({} if OPEN_ARGUMENTS in arguments else defaults)}
     for name, keys in FROM_TRAINER.items():
         argument = arguments.get(name, defaults.get(name))
         for key in keys if argument is not None and not argument.unresolved else ():
             configured = settings.get(key)
-            if configured is None or argument is None or not _contradict(configured.value, argument.value):
+            if configured is None or argument is None or not contradict(configured.value, argument.value):
                 continue
             by_default = name not in arguments
             where = arguments.get("deepspeed", configured) if by_default else argument
@@ -331,7 +331,7 @@ def _other_halves(arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
             yield other, msgspec.structs.replace(arguments[name], value=False)
 
 
-def _contradict(configured: Any, argument: Any) -> bool:
+def contradict(configured: Any, argument: Any) -> bool:
     """Return whether two values of the same kind, switches or numbers, differ."""
     switches = isinstance(configured, bool) and isinstance(argument, bool)
     return (switches or _are_numbers(configured, argument)) and float(configured) != float(argument)
