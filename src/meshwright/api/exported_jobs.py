@@ -27,10 +27,12 @@ from meshwright.api.job_notes import (
 from meshwright.api.requests import Export
 from meshwright.choices import Scheduler
 from meshwright.errors import MeshwrightError
+from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.types import Program
 from meshwright.launch import build_job, config_paths, container_paths, other_frameworks, user_setup
 from meshwright.launch.build_job import FileRepair, LaunchRequest
 from meshwright.launch.job import find_scheduler
+from meshwright.launch.start_folder import config_note, start_folder
 
 SAVE_EVERY = "checkpoint.save_every"
 
@@ -97,6 +99,7 @@ class StartedProgram(NamedTuple):
     program: Program
     framework_dir: str | None
     notes: tuple[str, ...]
+    start: str = ""  # folder of the user's program, in which its own script starts it
 
 
 class ConvertedRows(NamedTuple):
@@ -158,6 +161,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
             *setup.notes,
         ),
         python_path=other_frameworks.CHECKOUTS[launch.framework].python_path,
+        start=started.start,
     )
 
 
@@ -197,21 +201,38 @@ def _started_program(launch: FrameworkLaunch, exported: Exported) -> StartedProg
     framework, framework_dir = launch.framework, launch.request.framework_dir
     on_nodes = launch.local and not launch.request.image  # not in a container, which has paths of its own
     notes: tuple[str, ...] = ()
+    start = _start_folder(launch, exported) if on_nodes else None
     if launch.folder and source is not None and source.settings.parsed.program.argv:
-        program = other_frameworks.with_full_arguments(program, source.content.folder, files)
+        program = other_frameworks.with_full_arguments(program, source.content.folder, files, start)
+        if start is not None:
+            notes = config_note(source.settings.parsed.program, program, files, start, launch.folder)
     if launch.requeued:
         program = other_frameworks.saving_on_signal(program, framework, files)
-        notes = other_frameworks.planned_exit_notes(program)
+        notes += other_frameworks.planned_exit_notes(program)
     if framework_dir is None and on_nodes and source is not None and source.framework.name == framework:
         place = other_frameworks.script_folder(source.content, program, files)
         if place is not None:
             framework_dir = str(place.value)
             notes += (f"--framework-dir {framework_dir}: {source.content.path} starts the program there",)
+    if framework_dir is None and start is not None and source is not None:
+        framework_dir = str(start)
+        notes += (f"{program.argv[0]} starts in {start}, as {source.content.path} starts it: relative paths are there",)
     if framework_dir is None:
         missing = other_frameworks.missing_checkout(program, framework, launch.scheduler, files)
         return StartedProgram(program, None, (*notes, *missing))
     program, found = other_frameworks.in_checkout(program, framework, framework_dir, files, local=on_nodes)
-    return StartedProgram(program, framework_dir, (*notes, *found))
+    is_users = on_nodes and framework in ARGUMENTS_FILE and exported.written.program.argv[0] not in files
+    return StartedProgram(program, framework_dir, (*notes, *found), program.checkout if is_users else "")
+
+
+def _start_folder(launch: FrameworkLaunch, exported: Exported) -> Path | None:
+    """Return the folder of the user's own program, as its script starts it; with --framework-dir it is that one."""
+    source, written = exported.job.imported, exported.written
+    if source is None or source.framework.name != launch.framework or not launch.folder:
+        return None
+    if launch.request.framework_dir is not None:
+        return Path(launch.request.framework_dir).expanduser().resolve()
+    return start_folder(launch.framework, source.content, written.program, written.files)
 
 
 def _converted_rows(launch: FrameworkLaunch, data: Mapping[str, str], dataset: str) -> ConvertedRows:

@@ -95,8 +95,14 @@ def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[st
     if data:
         start = "" if found.written.framework in IN_CHECKOUT else f"; start it in {folder}"
         yield f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages{start}"
-    elif full := [key for key, name in data_names(recipe) if name.startswith("/") and Path(name).exists()]:
+    elif full := [key for key, name in data_names(recipe) if _is_written(found.written, key, name)]:
         yield f"{' and '.join(full)}: the full path of this machine is written, for a start in any folder"
+
+
+def _is_written(written: ExportedConfig, key: str, name: str) -> bool:
+    """Return whether an export names data of this machine by their full path: not those that only the code names."""
+    is_here = name.startswith("/") and Path(name).exists() and key not in {one.field for one in written.unmapped}
+    return is_here and any(name in text for text in (*written.files.values(), *written.program.argv))
 
 
 class _Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,11 +261,26 @@ def _with_own_settings(
     dropped, written = job.dropped(target.theirs, patched.lost), patched.written
     if not target.folder or not target.has_program or target.anywhere:
         return written, dropped
-    program, missing = other_frameworks.started_elsewhere(written.program, own.content.folder, written.files)
-    name = checked.recipe.name
-    files = {**written.files, f"{name}.sh": launch.start_script(program, on, name)}
-    notes = (*written.notes, *missing)
-    return msgspec.structs.replace(written, program=program, files=files, notes=notes), dropped
+    return _with_start_script(own, written, on, checked.recipe.name, target.folder), dropped
+
+
+def _with_start_script(
+    own: ImportedFile, written: ExportedConfig, on: clusters.Cluster, name: str, out: str
+) -> ExportedConfig:
+    """Return an export with the script that starts the user's program as its own script does: its setup, its folder."""
+    from meshwright.launch import start_folder, user_setup  # the interpreter of scripts, which few exports need
+
+    content, files, notes = own.content, written.files, written.notes
+    start = start_folder.start_folder(own.framework.name, content, written.program, files)
+    program, missing = other_frameworks.started_elsewhere(written.program, content.folder, files, start)
+    if start is not None:
+        notes += start_folder.config_note(own.settings.parsed.program, program, files, start, out)
+        notes += (f"{name}.sh starts the program in {start}, as {content.path} does: relative paths are there",)
+        program = start_folder.with_full_names(program, files, out)
+    setup = user_setup.user_setup(own, program, None)
+    script = launch.start_script(program, on, name, setup.commands, str(start or ""))
+    files = {**files, f"{name}.sh": script}
+    return msgspec.structs.replace(written, program=program, files=files, notes=(*notes, *missing, *setup.notes))
 
 
 def _commented(written: ExportedConfig, dropped: Sequence[DroppedSetting]) -> ExportedConfig:

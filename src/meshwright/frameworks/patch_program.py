@@ -22,6 +22,12 @@ VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 MEANS = "an argument of your program"
 GIVEN_UP = {"warmup_steps": ("warmup_ratio",)}  # arguments that go when another one is set
 DATA = ("data.dataset", "data.validation")
+READ_BY_LOAD_DATASET = {
+    "train_file": "data_files={}",
+    "validation_file": "data_files={{'validation': {}}}",
+    "dataset_name": "load_dataset({})",
+}
+"""Argument of a command → what states it in code."""
 CONVERTED = ".messages.jsonl"  # the end of a file's name that an export converts
 RECOMPUTE, SHARDING = "gradient_checkpointing", "fsdp"
 
@@ -41,7 +47,7 @@ def keep_program(
     if fixed := {name: value for name, value in changes.items() if program.place_in_code(name)}:  # ignores flags
         by_argument = {argument: field for field, argument in program.sources.items()}
         lost += [
-            UnmappedField(by_argument.get(name, name), value, f"set it in {program.formatted(name, value)[0]}")
+            UnmappedField(by_argument.get(name, name), value, f"set it in {_in_code(program, name, value)}")
             for name, value in fixed.items()
         ]
         changes = {program.takes.get(name, name): value for name, value in changes.items() if name not in fixed}
@@ -138,12 +144,22 @@ def _changes(
             if before.get(name) != after.get(name):
                 found[program.sources.get(field, name) if single else name] = after.get(name)
     for field in DATA:
-        if field in program.sources and field_value(base, field) != field_value(recipe, field):
-            found[program.sources[field]] = field_value(recipe, field) or None
+        before, after = field_value(base, field), field_value(recipe, field)
+        name = program.sources.get(field, "")
+        in_code = bool(name and program.place_in_code(name))  # which keeps its relative path
+        if name and before != after and not (in_code and before and str(Path(before).resolve()) == after):
+            found[name] = after or None
     old, new = _batch(base, own), _batch(recipe, on)
     found |= {name: value for name, value in new.items() if value != old[name]}
     gone = {other for name in found for other in GIVEN_UP.get(name, ()) if other in program.given}
     return {**found, **dict.fromkeys(gone)}, lost
+
+
+def _in_code(program: ProgramArguments, name: str, value: Any) -> str:
+    """Return an argument as the program's code has it: data are those of its load_dataset."""
+    text = READ_BY_LOAD_DATASET.get(name)
+    place = program.place_in_code(name)
+    return f"{place}: {text.format(repr(value))}" if text and value else program.formatted(name, value)[0]
 
 
 def _batch(recipe: Recipe, on: Cluster) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ from meshwright.launch.kubernetes import on_kubernetes
 from meshwright.launch.other_frameworks import CHECKOUTS, planned_exit
 from meshwright.launch.skypilot import on_skypilot
 from meshwright.launch.slurm import on_slurm
+from meshwright.launch.start_folder import with_full_names
 from meshwright.launch.submit import refuse_submit, submit
 from meshwright.launch.values import seconds, variables
 from meshwright.launch.watch import JobState
@@ -57,6 +58,7 @@ DERIVED = (
     "offloads",
     "needs",
     "planned_exit_s",
+    "start",
     "reads",
     "comments",
     "kept_setup",
@@ -87,6 +89,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     no_save: str = ""  # why it does not save on SIGTERM; empty if it does
     notes: tuple[str, ...] = ()  # notes for the user
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
+    start: str = ""  # folder in which it starts in place of that of the job
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
     needs: str = "meshwright"  # what an image has to contain to run it
     run_s: float = 0.0  # estimated seconds of all steps; 0 if unknown
@@ -263,11 +266,9 @@ def job_of(
     in_image = scheduler == "slurm" and bool(given.get("image"))
     if (in_image or scheduler in ELSEWHERE) and request.engine == "meshwright":
         program = in_container(program, with_out=in_image)
-    if has_local_files and scheduler != "slurm":  # a SLURM job changes to the folder; a command runs in any folder
-        full = {name: str(Path(folder or "").resolve() / name) for name in request.files}
-        argv = tuple(full.get(word, word) for word in program.argv)
-        env = {name: full.get(value, value) for name, value in program.env.items()}
-        program = msgspec.structs.replace(program, argv=argv, env=env)
+    if has_local_files and (request.start or scheduler != "slurm"):
+        # A SLURM job changes to the folder of its files; a command runs in any folder.
+        program = with_full_names(program, request.files, folder or "")
         if program.modules:
             paths = [str(Path(folder or "").resolve()), *filter(None, [program.env.get("PYTHONPATH")])]
             program = msgspec.structs.replace(program, env={**program.env, "PYTHONPATH": ":".join(paths)})
@@ -276,6 +277,7 @@ def job_of(
             "name": plain_name(request.recipe.name),
             "python": _python(submits, {"setup": request.kept_setup, **given}),
             "folder": str(Path(folder or "").resolve()) if has_local_files else "",
+            "start": request.start if has_local_files else "",
             **given,
             "named": "name" in given,
             "grace_s": math.ceil(request.recipe.checkpoint.grace_s),

@@ -70,7 +70,8 @@ def with_environment(job: Job, words: list[str]) -> str:
     required = required_variables(job)
     unset = [word for one in required if one.value is None for word in ("-u", one.name)]
     pairs = [f"{one.name}={one.value}" for one in required if one.value is not None]
-    return joined([*(["env", *unset, *pairs] if required else []), *words])
+    line = joined([*(["env", *unset, *pairs] if required else []), *words])
+    return f"cd {shell_word(job.start, {})} && {line}" if job.start else line
 
 
 def required_variables(job: Job) -> list[Variable]:

@@ -136,26 +136,31 @@ PATH_ARGUMENTS = (*DATASETS, *(row.key for row in (*KEYS, *ARGUMENTS) if row.fie
 """Arguments of a training program whose value may be a path without a slash."""
 
 
-def full_path(text: str, *, new: bool = False, bare: bool = True, folder: Path | None = None) -> str:
+def full_path(
+    text: str, *, new: bool = False, bare: bool = True, folder: Path | None = None, start: Path | None = None
+) -> str:
     """Return the full path of data or weights that are here, or that are going to be (`new`); other texts as they are.
 
     Data may be a prefix of .bin and .idx files. Without `bare`, a name without a slash or suffix is not a path: it may
-    be a split or the name of a model. A path that is not here may be relative to another `folder`.
+    be a split or the name of a model. A path is relative to the folder in which a program is started, by default the
+    current one; one that is not there may be relative to another `folder`.
     """
-    path = Path(text).expanduser()
+    path, start = Path(text).expanduser(), start or Path()
     if not text or not (new or bare or "/" in text or path.suffix):
         return text
-    for base in (Path(), *((folder,) if folder is not None else ())):
+    for base in (start, *((folder,) if folder is not None else ())):
         if any(Path(f"{base / path}{end}").exists() for end in ("", ".bin")):
             return str((base / path).resolve())
-    return str(path.resolve()) if new else text
+    return str((start / path).resolve()) if new else text
 
 
-def with_full_arguments(program: Program, folder: Path | None, own: Collection[str]) -> Program:
+def with_full_arguments(
+    program: Program, folder: Path | None, own: Collection[str], start: Path | None = None
+) -> Program:
     """Return the user's program with the full paths of its arguments that are files here.
 
     The job runs in another folder, which has its `own` files. `folder` is that of the script, whose paths may be
-    relative to it. The folder of the checkpoints may not exist yet.
+    relative to it, and `start` the one in which it starts the program. The folder of the checkpoints may not exist yet.
     """
     argv = list(program.argv)
     for number, word in enumerate(argv[1:], 1):
@@ -166,15 +171,19 @@ def with_full_arguments(program: Program, folder: Path | None, own: Collection[s
             continue
         before, text = (name, value) if word.startswith("-") else (argv[number - 1], word)
         argument = before.lstrip("-").replace("-", "_")
-        full = full_path(text, new=argument == OUTPUT_FOLDER, bare=argument in PATH_ARGUMENTS, folder=folder)
+        full = full_path(
+            text, new=argument == OUTPUT_FOLDER, bare=argument in PATH_ARGUMENTS, folder=folder, start=start
+        )
         argv[number] = f"{name}={full}" if word.startswith("-") else full
     return msgspec.structs.replace(program, argv=tuple(argv))
 
 
-def started_elsewhere(program: Program, folder: Path | None, own: Collection[str]) -> tuple[Program, tuple[str, ...]]:
+def started_elsewhere(
+    program: Program, folder: Path | None, own: Collection[str], start: Path | None = None
+) -> tuple[Program, tuple[str, ...]]:
     """Return the user's program with the full paths of its script and arguments, and a note on a script not here."""
-    found = with_full_arguments(program, folder, own)
-    script = full_path(found.argv[0], bare=False, folder=folder)
+    found = with_full_arguments(program, folder, own, start)
+    script = full_path(found.argv[0], bare=False, folder=folder, start=start)
     relative = script.endswith(".py") and not script.startswith("/") and "$" not in script
     notes = (f"{script} is not on this machine: write its full path in the command",) if relative else ()
     return msgspec.structs.replace(found, argv=(script, *found.argv[1:])), notes

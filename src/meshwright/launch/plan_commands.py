@@ -217,9 +217,14 @@ def command_of(program: Program, cluster: Cluster) -> str:
     return " ".join(shell_word(word, program.variables, program.expanded) for word in words)
 
 
-def start_script(program: Program, cluster: Cluster, name: str) -> str:
-    """Return the script that starts the user's program with an exported config, in the folder of both."""
-    head = ["#!/bin/bash", f"# {name} on {cluster}, {EXPORTED}", 'cd "$(dirname "$0")" || exit 2', ""]
+def start_script(program: Program, cluster: Cluster, name: str, setup: Sequence[str] = (), start: str = "") -> str:
+    """Return the script that starts the user's program with an exported config, after the setup of its own script.
+
+    Without `start`, a folder, it starts in that of the script.
+    """
+    folder = shlex.quote(start) if start else '"$(dirname "$0")"'
+    head = ["#!/bin/bash", f"# {name} on {cluster}, {EXPORTED}"]
+    head += [*([*setup, ""] if setup else []), f"cd {folder} || exit 2", ""]
     needed = [f': "${{{variable}:?{what}}}"' for variable, what in program.variables.items()]
     exports = [f"export {key}={shlex.quote(value)}" for key, value in program.env.items()]
     return "\n".join((*head, *needed, *exports, command_of(program, cluster), ""))

@@ -130,7 +130,8 @@ def _limit(job: Job) -> list[str]:
 
 def _folder(job: Job) -> list[str]:
     lines = [f"mkdir -p {shell_word(one, {})} || exit 2  # mounted into the container" for one in job.makes]
-    lines += [f"cd {shell_word(job.folder, {})} || exit 2"] if job.folder else []
+    start = job.start or job.folder
+    lines += [f"cd {shell_word(start, {})} || exit 2"] if start else []
     script = job.program.argv[0]
     known = bool(job.folder) or script.startswith("/")  # otherwise the folder of submission decides
     if not known or job.finds_ranks or job.image or script.startswith("-") or script in job.files:

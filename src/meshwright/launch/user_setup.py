@@ -29,8 +29,13 @@ class UserSetup(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def user_setup(source: ImportedFile | None, program: Program, scheduler: Scheduler, image: str) -> UserSetup:
-    """Return the setup of the user's script for a job; only a SLURM job runs in the same shell as the script."""
+def user_setup(
+    source: ImportedFile | None, program: Program, scheduler: Scheduler | None, image: str = ""
+) -> UserSetup:
+    """Return the setup of the user's script for a job, or without a scheduler for another script.
+
+    Only a SLURM job and a script run it in the same shell as the program.
+    """
     script = None if source is None else source.content.script
     if source is None or script is None:
         return UserSetup()
@@ -39,7 +44,7 @@ def user_setup(source: ImportedFile | None, program: Program, scheduler: Schedul
         script, content.text, content.path, content.folder, {*program.env, *variables(env)}, is_of_the_job
     )
     notes = _notes(content.path, found, scheduler)
-    reason = NOT_KEPT_BY.get(scheduler, "")
+    reason = NOT_KEPT_BY.get(scheduler or "", "")
     if image and container_of(script) is None:
         reason = reason or "the image has its own environment"
     if not found.kept or not reason:
@@ -51,18 +56,19 @@ def user_setup(source: ImportedFile | None, program: Program, scheduler: Schedul
     return UserSetup((), (f"not kept: {content.path}:{found.lines[0]} {lost}: {reason}{keep}", *notes))
 
 
-def _notes(path: str, found: SetupLines, scheduler: Scheduler) -> tuple[str, ...]:
+def _notes(path: str, found: SetupLines, scheduler: Scheduler | None) -> tuple[str, ...]:
     notes = [f"not kept: {path}:{one.line} {one.text}: {_reason(one, scheduler)}" for one in found.others[:LISTED]]
     if more := found.others[LISTED:]:
         notes.append(f"not kept: {len(more)} more commands of {path}, lines {', '.join(str(one.line) for one in more)}")
     return tuple(notes)
 
 
-def _reason(one: OtherCommand, scheduler: Scheduler) -> str:
+def _reason(one: OtherCommand, scheduler: Scheduler | None) -> str:
+    name = "job" if scheduler else "training"
     if one.text.startswith("trap "):
-        return "the job handles signals itself"
+        return "the job handles signals itself" if scheduler else "it handles signals of a job"
     if one.after:
-        return "it runs after the training: start it when the job has ended"
+        return f"it runs after the training: start it when the {name} has ended"
     if scheduler != "slurm" or one.text.endswith("…"):
-        return "it runs before the training: run it before the job"
+        return f"it runs before the training: run it before the {name}"
     return f"it runs before the training; --setup {shlex.quote(one.text)} keeps it"

@@ -1,0 +1,73 @@
+"""The folder in which a job starts the user's own program, as the user's script does: its relative paths are there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from meshwright import file_access
+from meshwright.errors import InputError
+from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
+from meshwright.frameworks.framework import Content
+from meshwright.frameworks.load import content_of, open_file
+from meshwright.frameworks.patch_program import named_config
+from meshwright.frameworks.script_folders import is_file, started_from
+from meshwright.frameworks.types import Program, ProgramArguments
+
+
+def start_folder(framework: str, content: Content, program: Program, files: Collection[str]) -> Path | None:
+    """Return the folder of this machine in which the user's script starts its own program; None if it is not here.
+
+    Programs of a framework's checkout start in the folder of the job, where its configs are.
+    """
+    script = program.argv[0]
+    is_own = framework in ARGUMENTS_FILE and script not in files and not script.startswith(("-", "/", "$"))
+    if not is_own or file_access.closed():
+        return None
+    return next((one.resolve() for one in _folders(content, script) if is_file(one / script)), None)
+
+
+def _folders(content: Content, script: str) -> Iterator[Path]:
+    """Yield the folders in which a script may start its program: the one that it changes to, or that of submission."""
+    commands = () if content.script is None else content.script.commands
+    moves = [one.words for one in commands if one.words and one.words[0].value in ("cd", "pushd")]
+    last = moves[-1][1] if moves and len(moves[-1]) > 1 else None
+    submitted = (Path(), *(started_from(content.folder, script) if content.folder is not None else ()))
+    if last is not None and not last.unresolved:
+        yield from (one / str(last.value) for one in submitted)
+    yield from submitted
+
+
+def with_full_names(program: Program, files: Collection[str], folder: str) -> Program:
+    """Return a program that starts in another folder than that of its files: it names them by their full paths."""
+    full = {name: str(Path(folder).resolve() / name) for name in files}
+
+    def named(word: str) -> str:
+        option, equals, value = word.partition("=")
+        is_pair = bool(equals) and option.startswith("-") and value in full
+        return f"{option}={full[value]}" if is_pair else full.get(word, word)
+
+    argv = tuple(named(word) for word in program.argv)
+    env = {name: full.get(value, value) for name, value in program.env.items()}
+    return msgspec.structs.replace(program, argv=argv, env=env)
+
+
+def config_note(
+    given: ProgramArguments, program: Program, files: Mapping[str, str], start: Path, folder: str
+) -> tuple[str, ...]:
+    """Return the warning that a program opens its own config in place of the written one, if they differ."""
+    name = named_config(given)
+    if name not in files or any(name in word for word in (*program.argv, *program.env.values())):
+        return ()
+    try:
+        own, written = open_file(start / name), content_of(files[name], name)
+    except (InputError, OSError):
+        return ()
+    values = [{key: one.value for key, one in config.settings.items()} for config in (own, written)]
+    if values[0] == values[1]:
+        return ()
+    script = Path(program.argv[0]).name
+    path = Path(folder).resolve() / name
+    return (f"warning: {script} opens {name} in {start}, not the written one: set deepspeed='{path}' in {script}",)
