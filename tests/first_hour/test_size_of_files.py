@@ -29,7 +29,7 @@ def test_a_recipe_is_sized_by_its_model(meshwright: Any) -> None:
 def test_a_script_keeps_its_engine_and_batch(meshwright: Any, tmp_path: Path) -> None:
     file = written(tmp_path, "run.sh", MEGATRON.format(weights=""))
     fix = command_for(meshwright, file, "--goal", "pretrain", "--gpus", "H100,A100", "--days", "30", "--price", "2.2")
-    assert "--gpu H100,A100 --seq 8192 --days 30 --price 2.2 --engine megatron train.global_batch_size=128" in fix
+    assert "--gpu H100,A100 --seq 8192 --engine megatron --price 2.2 --days 30 train.global_batch_size=128" in fix
 
 
 def test_a_file_without_gpus_is_read_on_the_gpu(meshwright: Any, tmp_path: Path) -> None:

@@ -227,7 +227,8 @@ def plans() -> Iterator[tuple[str, Any]]:
     yield "nothing fits", {**_plain(none), "summary": [text.split() for _, text in none.summary()]}
     recipe = index.load(DENSE)
     for target in (None, "mine"):
-        options = planner.options_for_recipe(recipe, find("llama3_8b"), cluster("1xA100-40"), "meshwright", target)
+        words = () if target is None else (target,)
+        options = planner.options_for_recipe(recipe, find("llama3_8b"), cluster("1xA100-40"), "meshwright", words)
         yield f"options {target}", [to_builtins(one) for one in options]
     for gpus in ("1xH100", "8xH100"):
         auto = planner.with_fastest_micro_batch(case_on("llama3_8b_sft_config", gpus))

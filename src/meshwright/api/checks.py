@@ -16,6 +16,7 @@ from meshwright.api.check_targets import is_config_folder, is_glob, is_model_wit
 from meshwright.api.data_findings import check_data, data_findings, unreadable_rows
 from meshwright.api.dataset_length import epochs_beside, epochs_of, few_updates
 from meshwright.api.engine_configs import CONFIGS, exported_for
+from meshwright.api.inputs import command_words
 from meshwright.api.length_notes import length_notes
 from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import model_named
@@ -40,7 +41,7 @@ NO_CONFIG = "engine.no-config"
 def check(asked: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
     request = with_gpu_count(asked)
-    result = _with_faster_layout(_check(request, own_count=request is not asked), request.overrides)
+    result = _with_faster_layout(_check(request, own_count=request is not asked), request)
     return suppressed(_calibrated(result, load_calibration(request.calibration)), request)
 
 
@@ -48,7 +49,7 @@ OF_A_RECIPE = ("gpus", "engine", "goal", "model", "framework", "calibration")
 """Options of check that say how a recipe is trained, not what a dataset contains."""
 
 
-def _with_faster_layout(result: CheckResult, overrides: Sequence[str]) -> CheckResult:
+def _with_faster_layout(result: CheckResult, request: requests.Check) -> CheckResult:
     """Return the result with a note if its repair is much slower than another layout, and the command for that."""
     repair, model, on = result.repair, result.model, result.cluster
     if repair is None or repair.contract or repair.step_s is None or model is None or on is None:
@@ -56,18 +57,30 @@ def _with_faster_layout(result: CheckResult, overrides: Sequence[str]) -> CheckR
     fastest = planner.much_faster_step(planner.case_of(result.recipe, model, on, result.engine), repair.step_s)
     if fastest is None:
         return result
-    kept = [one for one in overrides if not (recipe_key(one) or "").startswith("layout.")]
-    engine = ["--engine", result.engine] if result.framework == "meshwright" and result.engine != "meshwright" else []
-    command = _front_end_command(result, on.argument) if result.framework in FRONT_ENDS else ""
-    if not command:
-        target = result.file or result.recipe.name
-        command = shlex.join(["meshwright", "recommend", target, "--gpus", on.argument, *engine])
-    command = " ".join([command, *map(shlex.quote, kept)])
+    command = _plan_command(result, request, on.argument)
     note = (
         f"the repair is the fastest of few changes, but takes {repair.step_s / fastest:.1f}× as long per step as the "
         f"fastest layout for this batch ({fastest:.2f} s): {command}"
     )
     return msgspec.structs.replace(result, notes=(*result.notes, note))
+
+
+def _plan_command(result: CheckResult, request: requests.Check, gpus: str) -> str:
+    """Return the command that plans another layout for what was checked, with the user's other options."""
+    kept = [one for one in request.overrides if not (recipe_key(one) or "").startswith("layout.")]
+    command = _front_end_command(result, gpus) if result.framework in FRONT_ENDS else ""
+    if command:
+        return " ".join([command, *map(shlex.quote, kept)])
+    is_moved = result.framework == "meshwright" and result.engine != "meshwright"
+    given = {
+        "model": result.file or (request.target if isinstance(request.target, str) else result.recipe.name),
+        "gpus": gpus,
+        "engine": result.engine if is_moved else None,
+        "train_model": request.model,
+        "overrides": kept,
+        **{name: getattr(request, name) for name in ("goal", "framework", "calibration")},
+    }
+    return shlex.join(["meshwright", "recommend", *command_words(requests.Recommend, given)])
 
 
 def _front_end_command(result: CheckResult, gpus: str) -> str:
@@ -122,7 +135,9 @@ def _check(request: requests.Check, own_count: bool) -> CheckResult:
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)
     engine = request.engine or job.engine
-    result = _with_config(check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content))
+    words = () if job.plan is not None else job.words
+    checked = check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content, words=words)
+    result = _with_config(checked)
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
     length = job.open_length(result.recipe)
@@ -190,8 +205,12 @@ def check_recipe(
     content: frameworks.Content | None = None,
     advice: bool = True,
     model: ModelSpec | None = None,
+    words: tuple[str, ...] = (),
 ) -> RecipeCheckResult:
-    """Return the findings for one of our recipes, on its own cluster or another; `model` if its shape has no name."""
+    """Return the findings for one of our recipes, on its own cluster or another.
+
+    `model` if its shape has no name; `words` name the recipe on the command line, if it has a name there.
+    """
     engine = one_of("engine", engine, ENGINES)
     kept, auto = override.split_auto(overrides)
     changed = override.apply(planner.with_engine_strategy(recipe, engine), kept)
@@ -200,7 +219,8 @@ def check_recipe(
         spec = model or model_of(changed)
         changed = planner.with_fastest_micro_batch(Case(changed, spec, cluster, engine=engine))  # type: ignore[arg-type]
     typed = {recipe_fields()[key].flat for key in override.requested(recipe, kept)}
-    result = frameworks.check_native(changed, cluster, engine, content, advice, model, epochs_of(changed), typed)
+    epochs, words = epochs_of(changed), (*words, *kept)
+    result = frameworks.check_native(changed, cluster, engine, content, advice, model, epochs, typed, words)
     if result.ok or len(kept) < 2:
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from meshwright.api.argument_names import recipe_key
 from meshwright.api.compared_sides import Limitation, Side
 from meshwright.api.engine_configs import CONFIGS, exported_for
 from meshwright.api.export_findings import framework_findings
-from meshwright.api.inputs import choice, fields_of
+from meshwright.api.inputs import choice, command_words, fields_of
 from meshwright.api.planning import estimate
 from meshwright.api.questions import job_question, model_question, named_job
 from meshwright.api.ranked_sides import Comparison, ranked
@@ -42,11 +43,14 @@ def compare(request: requests.Compare) -> Comparison | RunComparison:
         return _of_runs(request, targets)
     if described := [one for one in map(str, targets[1:]) if is_cluster_file(one)]:
         reason = "describes a cluster: compare plans on one, size compares several"
-        goal = request.goal or "pretrain"
-        fixes = (
-            f"meshwright size {request.target} --goal {goal} --gpu {','.join(described)}",
-            f"--gpus {described[0]}",
-        )
+        given: dict[str, Any] = {
+            "model": request.target,
+            "goal": request.goal or "pretrain",
+            "gpu": ",".join(described),
+        }
+        given |= {name: getattr(request, name) for name in ("seq", "calibration", "overrides")}
+        size = shlex.join(["meshwright", "size", *command_words(requests.Size, given)])
+        fixes = (size, f"--gpus {described[0]}")
         raise InputError(reason, field="target", value=described[0], fix=fixes)
     engines = _engines(request.engines)
     if len(targets) == 1:

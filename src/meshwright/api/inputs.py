@@ -638,5 +638,5 @@ def command_words(request: type[Request], arguments: Mapping[str, Any]) -> list[
         elif field.types == (bool,):
             options.append(field.flag)
         else:
-            options += [field.flag, str(value)]
+            options += [field.flag, f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)]
     return [*before, *options, *after]

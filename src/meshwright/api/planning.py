@@ -97,6 +97,12 @@ def _with_counted_data(plan: Plan, request: requests.Recommend, recipe: Recipe |
     return found if other is None else planner.with_replanned(found, other)
 
 
+def search_command(plan: Plan) -> str:
+    """Return the command that searches layouts for the training of a recipe's or a file's estimate."""
+    typed = [one for one in plan.changes if one.why.startswith("requested") and not one.field.startswith("layout.")]
+    return planner.command_for_target(plan.question, "plan", [format_override(one.field, one.new) for one in typed])
+
+
 def _given(request: requests.Recommend) -> tuple[str, str | int]:
     return str(request.goal), request.gpus if request.gpus is not None else ""
 
@@ -136,8 +142,7 @@ def _estimated(request: requests.Estimate) -> Plan:
         price_for(request, question), token_budget(request.tokens)
         if job.imported is not None and question.engine == job.engine:
             return _plan_of_file(request, question, job.imported)
-        named = request.target if isinstance(request.target, str) else None
-        found = planner.plan_fixed(question, job.on(question.engine), request.overrides, named)
+        found = planner.plan_fixed(question, job.on(question.engine), request.overrides)
         return with_budget(with_own_data(found), request)
     question = model_question(request)
     if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do

@@ -103,7 +103,8 @@ def question_for(
         goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
         seq_length=sequence_length(request.seq),
         engine=request.engine or (ENGINES[0] if job is None else job.engine),  # type: ignore[arg-type]  # as validated
-        recipe_words=() if job is None else job.words,
+        recipe_words=() if job is None or not isinstance(_target(request), str) else job.words,
+        options=_repeated_options(request),
         stated=() if job is None else job.stated,
         file_error="" if job is None else job.file_correction,
         recipe_engine=ENGINES[0] if job is None else job.engine,  # type: ignore[arg-type]  # as validated
@@ -112,6 +113,20 @@ def question_for(
         assumed=assumed_in(gpus),
     )
     return msgspec.structs.replace(question, calibration=_calibration_for(request, question, job))
+
+
+REPEATED = ("calibration", "like", "tokens", "price", "currency", "mtbf_hours", "days")
+"""Options of the user that change the figures of an answer and are no part of its training."""
+
+
+def _target(request: Asked | requests.Size) -> str | Recipe:
+    return request.model if isinstance(request, requests.Recommend | requests.Size) else request.target
+
+
+def _repeated_options(request: Asked | requests.Size) -> tuple[str, ...]:
+    """Return the user's options that every printed command repeats."""
+    given = {name: value for name in REPEATED if (value := getattr(request, name)) is not None}
+    return tuple(command_words(type(request), given))
 
 
 def _calibration_for(

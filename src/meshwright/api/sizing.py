@@ -13,13 +13,13 @@ from meshwright import clusters, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import epochs_of, sample_width
+from meshwright.api.inputs import command_words
 from meshwright.api.prices import prices_for
-from meshwright.api.questions import question_for
+from meshwright.api.questions import REPEATED, question_for
 from meshwright.api.resolve import is_recipe, typed_model
 from meshwright.api.responses import Part, Response, copied
 from meshwright.api.targets import Job, job_for
 from meshwright.api.verb_function import verb
-from meshwright.choices import ENGINES
 from meshwright.errors import InputError
 from meshwright.parsing import token_budget
 from meshwright.planner import Question, Sizing
@@ -132,21 +132,19 @@ def _require_model(request: requests.Size) -> None:
     job = _job_of(request)
     recipe = None if job is None else job.recipe
     engine = request.engine if job is None else job.engine
-    options = {
-        "--goal": request.goal if recipe is None else recipe.goal,
-        "--gpu": request.gpu,
-        "--seq": request.seq or (None if recipe is None else recipe.data.seq_length),
-        "--tokens": request.tokens,
-        "--days": request.days and f"{request.days:g}",
-        "--price": request.price,
-        "--engine": None if engine == ENGINES[0] else engine,
-    }
-    words = ["meshwright", "size", "MODEL" if recipe is None else recipe.model]
-    words += [str(word) for option, value in options.items() if value is not None for word in (option, value)]
     is_batch = BATCH in map(recipe_key, request.overrides)
     batch = () if recipe is None or is_batch else (f"{BATCH}={recipe.train.global_batch_size}",)
+    given = {
+        **{name: getattr(request, name) for name in (*REPEATED, "gpu", "max_gpus")},
+        "model": "MODEL" if recipe is None else recipe.model,
+        "goal": request.goal if recipe is None else recipe.goal,
+        "seq": request.seq or (None if recipe is None else recipe.data.seq_length),
+        "engine": engine,
+        "overrides": [*request.overrides, *batch],
+    }
     reason = "is a recipe or a config, and size takes a model: it chooses the GPUs and the layout itself"
-    raise InputError(reason, field="model", value=request.model, fix=(join([*words, *request.overrides, *batch]),))
+    command = join(["meshwright", "size", *command_words(requests.Size, given)])
+    raise InputError(reason, field="model", value=request.model, fix=(command,))
 
 
 def _job_of(request: requests.Size) -> Job | None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.api.paths import looks_like_path
+from meshwright.api.planning import search_command
 from meshwright.api.summary import layout_summary, model_label
 from meshwright.api.terms import legend
 from meshwright.cli.budget_report import budget_lines, plan_budget, plan_budget_titles, print_sizes
@@ -148,8 +149,7 @@ def estimate(answer: Answer, found: Any) -> None:
     if found.exists:
         titled(out, "Terms", [f"[dim]{legend({**answer, 'changes': []}, step_parts=True)}[/]"])
         if answer["estimate"]["mfu"] < SLOW_MFU and found.question.recipe_words:
-            words = (*found.question.recipe_words, "--gpus", found.question.cluster_ref or answer["question"]["gpus"])
-            out.print(f"[dim]MFU below {SLOW_MFU:.0%}: meshwright plan {escape(shlex.join(words))} searches layouts[/]")
+            out.print(f"[dim]MFU below {SLOW_MFU:.0%}: {escape(search_command(found))} searches layouts[/]")
 
 
 def plan(answer: Answer, found: Any) -> None:

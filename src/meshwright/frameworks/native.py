@@ -55,10 +55,12 @@ def check_native(
     model: ModelSpec | None = None,
     epochs: Epochs | None = None,
     typed: Collection[str] = (),
+    words: tuple[str, ...] = (),
 ) -> RecipeCheckResult:
     """Return the findings for a recipe, with the lines of its file if it has one; `model` if its shape has no name.
 
-    `epochs` are its samples, if they were counted; `typed` are fields the user set, by flat name.
+    `epochs` are its samples, if they were counted; `typed` are fields the user set, by flat name; `words` name the
+    recipe on the command line, with the user's overrides.
     """
     model = model or model_of(recipe)
     case = case_of(recipe, model, on, engine)
@@ -69,7 +71,6 @@ def check_native(
     estimate = costs.estimate(case)
     only_memory = all(f.rule.startswith("memory.") for f in found if f.severity == "error")
     needs_options = advice and only_memory and not bool(estimate.fits)
-    target = content.path if content else recipe.name
     lines = {key: setting.line for key, setting in content.settings.items()} if content else {}
     return RecipeCheckResult(
         framework=NAME,
@@ -83,7 +84,7 @@ def check_native(
         estimate=estimate,
         repair=repair,
         notes=(*_batch_notes(case, found, estimate, repair), *host_memory_notes(estimate, on)),
-        options=(options_for_recipe(recipe, model, on, engine, target) if needs_options else ()),
+        options=(options_for_recipe(recipe, model, on, engine, words) if needs_options else ()),
     )
 
 

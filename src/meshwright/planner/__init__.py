@@ -32,6 +32,7 @@ from meshwright.planner.plan import (
     Suggestion,
     calibration_notes,
 )
+from meshwright.planner.printed_commands import command_for_target
 from meshwright.planner.recommend import (
     fits_without_offload,
     plan_fixed,
@@ -89,6 +90,7 @@ __all__ = [
     "budget",
     "calibration_notes",
     "case_of",
+    "command_for_target",
     "compare",
     "contradiction",
     "error_messages",

@@ -8,7 +8,6 @@ rules accept and that fits by the estimate.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -25,6 +24,7 @@ from meshwright.models import ModelSpec
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.faster_step import fast_values
 from meshwright.planner.plan import Option, Question
+from meshwright.planner.printed_commands import command_for_model, command_for_target, is_override
 from meshwright.planner.search import (
     COSTS_LITTLE,
     LEVER_NAMES,
@@ -372,14 +372,15 @@ def may_fit(case: Case, offloads: bool = False) -> bool:
 
 
 def options_for(
-    baseline: Baseline, found: Candidate, typed: Sequence[str], target: str | None = None
+    baseline: Baseline, found: Candidate, typed: Sequence[str], verb: str = "recommend"
 ) -> tuple[Option, ...]:
     """Return the options of a training that fits only with a lever, or not at all, in the order of what they cost.
 
-    `found` is the best layout with levers, `typed` are the user's overrides, `target` is the recipe if the user named
-    one. If it fits, it is the first option, and contract changes are listed only if they are faster.
+    `found` is the best layout with levers, `typed` are the user's overrides, `verb` is that of the commands about a
+    recipe that the user named. If it fits, it is the first option, and contract changes are listed only if they are
+    faster.
     """
-    asked = Asked(baseline.base, typed, target, unlimited_s(baseline.case, baseline.pinned))
+    asked = Asked(baseline.base, typed, verb, unlimited_s(baseline.case, baseline.pinned))
     if not found.fits:
         return tuple(_contract_options(baseline, asked, np.inf))
     applied = _option("layout", _layout_variant(baseline, found), found, asked)
@@ -388,7 +389,7 @@ def options_for(
     return (applied, *_contract_options(baseline, asked, below * found.step_s))
 
 
-def options_of_fixed(baseline: Baseline, typed: Sequence[str], target: str | None = None) -> tuple[Option, ...]:
+def options_of_fixed(baseline: Baseline, typed: Sequence[str]) -> tuple[Option, ...]:
     """Return the options of a layout that does not fit: with its own degrees if possible, else with others."""
     case = baseline.case
     degrees = {name: getattr(case, name) for name in ("tp", "pp", "cp", "ep", "etp", "strategy", "dp_replicate")}
@@ -398,16 +399,27 @@ def options_of_fixed(baseline: Baseline, typed: Sequence[str], target: str | Non
             continue
         chosen = with_levers(case, pinned, found)
         if chosen.fits or pinned is baseline.pinned:
-            return options_for(baseline, chosen, typed, target)
+            return options_for(baseline, chosen, typed, "estimate")
     return ()
 
 
 def options_for_recipe(
-    recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any, target: str | None = None
+    recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any, words: tuple[str, ...] = ()
 ) -> tuple[Option, ...]:
-    """Return the options of a recipe that does not fit on a cluster."""
-    question = Question(model=model, model_ref=recipe.model, cluster=on, goal=recipe.goal, engine=engine)
-    return options_of_fixed(baseline_for(question, (), recipe), (), target or recipe.name)
+    """Return the options of a recipe that does not fit on a cluster.
+
+    `words` name it on the command line, with the user's overrides; without a name, commands name its model.
+    """
+    typed = [one for one in words if is_override(one)]
+    question = Question(
+        model=model,
+        model_ref=recipe.model,
+        cluster=on,
+        goal=recipe.goal,
+        engine=engine,
+        recipe_words=words if len(typed) < len(words) else (),
+    )
+    return options_of_fixed(baseline_for(question, (), recipe), typed)
 
 
 def unlimited_s(case: Case, pinned: Mapping[str, Any]) -> float:
@@ -429,7 +441,7 @@ class Asked(NamedTuple):
 
     base: Recipe
     overrides: Sequence[str]
-    target: str | None  # the name or file of the recipe, if the user named one
+    verb: str  # of commands about the recipe, if the user named one
     free_s: float
 
 
@@ -579,15 +591,9 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
 
 
 def _command(baseline: Baseline, asked: Asked, overrides: Sequence[str]) -> str:
-    """Return the command of an option: `estimate` of the recipe that the user named, else `recommend`."""
-    question, named = baseline.question, asked.target is not None and baseline.base == asked.base
+    """Return the command of an option: of the recipe or file that the user named, else `recommend` of its model."""
+    question, merged = baseline.question, override.merged(asked.overrides, overrides)
+    if question.recipe_words and baseline.base == asked.base:
+        return command_for_target(question, asked.verb, merged)
     model = argument(asked.base) if question.model_ref == asked.base.model else question.model_ref
-    words = ["meshwright", "estimate", str(asked.target)] if named else ["meshwright", "recommend", model]
-    words += ["--gpus", question.cluster_ref or question.cluster.argument]
-    words += [] if named else ["--goal", baseline.requested.goal]
-    if question.seq_length is not None and not any(text.startswith("data.seq_length=") for text in overrides):
-        words += ["--seq", str(question.seq_length)]
-    if question.engine != "meshwright":
-        words += ["--engine", question.engine]
-    words += ["--benchmark"] * question.benchmark
-    return shlex.join([*words, *override.merged(asked.overrides, overrides)])
+    return command_for_model(question, "recommend", model, baseline.requested.goal, merged)

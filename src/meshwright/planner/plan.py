@@ -54,6 +54,7 @@ class Question(msgspec.Struct, frozen=True):
     mtbf_hours: float | None = None  # mean hours between failures of one GPU, if the user set them
     assumed: tuple[Assumption, ...] = ()  # what the cluster argument or a file leaves open
     recipe_words: tuple[str, ...] = ()  # arguments that name the user's recipe or file on the command line
+    options: tuple[str, ...] = ()  # others of the user that change an answer, as typed: --calibration FILE
     recipe_engine: Engine = "meshwright"  # that this recipe or file is for
     stated: tuple[str, ...] = ()  # contract fields that this recipe or file sets, by flat name
     file_error: str = ""  # why no command runs the user's file before it is corrected

@@ -235,22 +235,20 @@ def _contradiction(question: Question, overrides: Sequence[str]) -> Contradictio
     return contradiction(overrides, errors)
 
 
-def plan_fixed(
-    question: Question, recipe: Recipe | None, overrides: Sequence[str] = (), target: str | None = None
-) -> Plan:
+def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
     """Return the plan of this recipe (or the question's) with overrides, without searching layouts.
 
-    If it does not fit, its options say what would; `target` is the name or file of the recipe in their commands.
+    If it does not fit, its options say what would.
     """
     kept, auto = override.split_auto(overrides)
     baseline = baseline_for(question, kept, recipe)
     plan = plan_with(baseline, {}, chosen=False)
     if auto:
         size = with_fastest_micro_batch(plan.case).layout.micro_batch_size
-        return plan_fixed(question, recipe, [*kept, f"{override.MICRO_BATCH}={size}"], target)
+        return plan_fixed(question, recipe, [*kept, f"{override.MICRO_BATCH}={size}"])
     if plan.estimate.fits or not plan.exists:
         return plan
-    return msgspec.structs.replace(plan, options=options_of_fixed(baseline, overrides, target))
+    return msgspec.structs.replace(plan, options=options_of_fixed(baseline, overrides))
 
 
 def _fallback_layout(baseline: Baseline) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""Commands that an answer prints keep the options that it was asked with: typed, they answer for the same training."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SFT = ("llama3_8b_sft_config", "--model", "qwen3-8b", "--gpus", "4xA100-40", "layout.tp=1", "layout.sp=false")
+SMALL = ("layout.micro_batch_size=1", "layout.recompute=full")
+
+
+def printed(text: str, verb: str) -> list[list[str]]:
+    """Return the words of the commands of a verb that a text prints."""
+    found = re.findall(rf"meshwright ({verb} .*?)(?: gives a count|\)| searches layouts|$)", text, re.MULTILINE)
+    return [shlex.split(one) for one in found]
+
+
+@pytest.mark.parametrize("verb", ["estimate", "check"])
+def test_options_of_a_recipe_with_another_model(meshwright: Any, verb: str) -> None:
+    answer = meshwright(verb, *SFT, *SMALL)
+    own = [one for one in printed(answer.out, "estimate") if "peft" not in one]
+    assert own, answer.out
+    for words in own:
+        assert words[1:4] == ["llama3_8b_sft_config", "--model", "qwen3_8b"], words
+
+
+def test_a_printed_option_answers_with_its_figures(meshwright: Any) -> None:
+    answer = meshwright("recommend", *SFT, *SMALL)
+    words = next(one for one in printed(answer.out, "recommend") if "precision.moments=bf16" in one)
+    gib = re.search(r"bf16 moments \(contract\): ([\d.]+) GiB", answer.out)
+    assert gib is not None
+    typed = meshwright(*words).out
+    assert "qwen3_8b (8.19 B parameters)" in typed
+    assert f"Memory   {gib[1]} of 40.0 GiB" in typed
+
+
+def test_prices_lengths_and_engines_are_kept(meshwright: Any) -> None:
+    options = ("--seq", "16k", "--engine", "fsdp1", "--gpus", "2xA100-40", "--price", "2", "--mtbf-hours", "50000")
+    answer = meshwright("recommend", "qwen3-8b", "--goal", "sft", *options)
+    for words in printed(answer.out, "recommend"):
+        assert "--seq 16384 --engine fsdp1 --price 2 --mtbf-hours 50000" in " ".join(words), words
+
+
+def test_a_file_keeps_its_samples(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\nmodel = "qwen3_8b"\ngoal = "sft"\ncluster = "2xA100-40"\nengine = "fsdp1"\n'
+        "[data]\nseq_length = 4096\n[train]\nglobal_batch_size = 12\n"
+    )
+    file = str(tmp_path / "mine.toml")
+    answer = meshwright("recommend", file)
+    own = [one for one in printed(answer.out, "recommend") if "peft" not in one]
+    assert own, answer.out
+    assert all(one[:2] == ["recommend", file] and "--engine fsdp1" in " ".join(one) for one in own)
+
+
+def test_a_model_is_named_with_its_goal(meshwright: Any) -> None:
+    answer = meshwright("check", "qwen3-8b", "--goal", "sft", "--gpus", "1xA100-40", "data.seq_length=4096")
+    words = printed(answer.out, "recommend")[0]
+    assert words[:6] == ["recommend", "qwen3_8b", "--gpus", "1xA100-40", "--goal", "sft"]
+    assert "data.seq_length=4096" in words
+    assert meshwright(*words).code == 0
+
+
+def test_a_slow_estimate_names_the_search_of_the_same_training(meshwright: Any) -> None:
+    slow = ("layout.recompute=full", "layout.tp=8", "layout.sp=true", "train.global_batch_size=16")
+    answer = meshwright("estimate", "llama3_8b_sft_config", "--model", "qwen3-0.6b", "--gpus", "8xH100", *slow)
+    (words,) = printed(answer.out, "plan")
+    assert words[:4] == ["plan", "llama3_8b_sft_config", "--model", "qwen3_600m"], words
+    assert "train.global_batch_size=16" in words
+    assert not any(one.startswith("layout.") for one in words)
+
+
+def test_a_faster_layout_than_the_repair_is_of_the_same_model(meshwright: Any) -> None:
+    own = ("layout.tp=1", "layout.sp=false", "layout.dp_shard=-1", "train.global_batch_size=16")
+    words = ("qwen3_8b_sft_config", "--model", "qwen3-8b", "--gpus", "4xA100-40", *own, "layout.micro_batch_size=1")
+    found = printed(meshwright("check", *words).out.partition("Notes")[2], "recommend")
+    assert found
+    assert "--model qwen3-8b" in " ".join(found[0]), found
+
+
+def test_the_size_of_a_recipe_keeps_the_users_options(meshwright: Any) -> None:
+    given = ("--goal", "sft", "--gpu", "A100-40", "--max-gpus", "16", "--mtbf-hours", "50000")
+    refused = meshwright("size", "qwen3_8b_sft_config", *given)
+    assert "--max-gpus 16" in refused.err
+    assert "--mtbf-hours 50000" in refused.err
