@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +237,14 @@ def test_a_saved_plan_with_context_parallelism_has_a_fix_that_accelerate_has_a_k
     fixed = meshwright(*export, "b", "--json", *error["fix"])
     assert fixed.code == 0
     assert not {one.partition("=")[0] for one in error["fix"]} & {one["field"] for one in fixed.json["unmapped"]}
+
+
+def test_a_printed_fix_is_one_that_the_export_accepts(meshwright: Any, here: Path) -> None:
+    words = ("export", "llama3_8b_sft_config", "--model", "llama31_8b", "--to", "trl", "--gpus", "4xA100-40")
+    refused = meshwright(*words, "--out", "trl")
+    fix = re.search(r"\(memory\.peak\)  fix: (.*)", refused.out)
+    assert refused.code == 1
+    assert fix is not None, refused.out
+    assert "layout.tp=4" not in fix[1]
+    assert meshwright(*words, "--out", "trl", *fix[1].split()).code == 0
+    assert (here / "trl" / "llama3_8b_sft_config.yaml").exists()

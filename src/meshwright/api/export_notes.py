@@ -1,13 +1,18 @@
-"""Notes of an export: overrides without effect, and what changes for the framework."""
+"""Notes of an export: overrides without effect, what changes for the framework, and the plan of a layout that runs."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from meshwright import frameworks
+from meshwright.api.argument_names import recipe_key
+from meshwright.api.export_findings import WRITTEN, is_about_weights, is_open
+from meshwright.api.export_fixes import other_fixes
 from meshwright.api.targets import Job
 from meshwright.frameworks import RecipeCheckResult
 from meshwright.launch import other_frameworks
+from meshwright.planner import is_override
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
@@ -38,3 +43,28 @@ def contract_notes(job: Job, recipe: Recipe) -> list[str]:
     keys = [key for key in fields if field_value(named, key) != field_value(recipe, key)]
     pairs = [(key, field_value(job.recipe, key), field_value(recipe, key)) for key in keys]
     return [f"changed: {key} {old} → {new} (contract): a new experiment" for key, old, new in pairs if old != new]
+
+
+def sizing_note(job: Job, checked: RecipeCheckResult, to: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that plans a layout for what was requested; none if no command can name the model.
+
+    It has the words and overrides that the user typed, except those of the layout that does not run. The engine is the
+    framework's: Accelerate's mesh with model axes is checked as AutoModel's, which has layouts that it does not.
+    """
+    engine: str = frameworks.framework(to).engine
+    engine = checked.engine if checked.engine == "deepspeed" else engine
+    errors = [one for one in checked.findings if one.severity == "error"]
+    if job.no_model or all(one.fix == (WRITTEN,) or is_about_weights(one) or is_open(one) for one in errors):
+        return ()
+    recipe = checked.recipe
+    goal = ("--goal", recipe.goal) if job.plan is not None else ()
+    own = [one for one in job.words[1:] if is_override(one)]  # as the import resolved them
+    named = [*(one for one in job.words if one not in own), *goal]
+    named += ["--gpus", checked.cluster.argument, "--engine", engine]
+    settings = override.merged(override.merged(overrides, own), other_fixes(errors))
+    words = [*named, *(one for one in settings if not (recipe_key(one) or "").startswith("layout."))]
+    if job.imported is not None and job.imported.framework.name == to:  # a recipe loses what has no field
+        command = shlex.join(("meshwright", "recommend", *words))
+        return (f"for a layout that runs: {command}, then its Run line, which keeps the file's other settings",)
+    command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
+    return (f"for a layout that runs: {command}, then export sized.toml",)

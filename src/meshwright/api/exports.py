@@ -10,20 +10,19 @@ import msgspec
 
 from meshwright import clusters, frameworks, launch, planner, rules
 from meshwright.api import requests
-from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.checks import check_recipe
 from meshwright.api.export_findings import (
+    NO_OVERRIDE,
     WRITTEN,
     all_findings,
     in_users_file,
-    is_about_weights,
     is_open,
     unconverted_data,
     with_open_source,
 )
-from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, other_fixes, require_numbers
-from meshwright.api.export_notes import contract_notes, without_deepspeed, without_effect
+from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, require_numbers
+from meshwright.api.export_notes import contract_notes, sizing_note, without_deepspeed, without_effect
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.resolve import assumed_in
@@ -36,11 +35,14 @@ from meshwright.errors import InputError
 from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult, UnmappedField
 from meshwright.frameworks.common import short_training_notes
 from meshwright.launch import other_frameworks
+from meshwright.notes import no_notes
+from meshwright.planner import is_override
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import ENGINES, Data, Recipe
 
 OF_PROGRAM = ("optimizer.supported", "learning_rate.supported", "precision.format-supported")
 """Rules on what the training program and its config decide, whatever engine models their layout in the estimate."""
+ROUNDS = 3  # of fixes that a framework refuses without others
 IN_CHECKOUT = ("megatron-lm",)  # whose program is started in a checkout, not in the folder of the export
 
 
@@ -78,15 +80,16 @@ def export(request: requests.Export) -> Exported:
     """Return a recipe as another framework's files, and the findings for it there."""
     found, data = export_into(request, request.out, WRITTEN)
     written = found.written
-    if not found.checked.ok:
+    checked = found.checked
+    if not checked.ok:
         refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
-        notes = (*refused, *written.notes, *_sizing(found, request.overrides))
+        notes = (*refused, *written.notes, *sizing_note(found.job, checked, found.written.framework, request.overrides))
         written = msgspec.structs.replace(written, notes=notes)
     elif request.out:
         notes = (*_moved(found, data, request.out), *written.notes)
         paths = save_files({**written.files, **data}, request.out)
         written = msgspec.structs.replace(written, notes=notes, paths=paths)
-    return msgspec.structs.replace(found, written=written, refused=bool(request.out) and not found.checked.ok)
+    return msgspec.structs.replace(found, written=written, refused=bool(request.out) and not checked.ok)
 
 
 def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[str]:
@@ -307,10 +310,40 @@ def _findings(
 ) -> tuple[rules.Finding, ...]:
     """Return the findings of the export; in the framework's own file as check reports them there."""
     found = [with_open_source(one, dropped) for one in all_findings(target.theirs, written, checked, fix)]
+    found = [_with_accepted_fix(target, one) for one in found]
     if target.own is None:
         return tuple(found)
     kept = (one for one in found if frameworks.as_in_files(one).severity != "advice")
     return tuple(in_users_file(one, target.own, written) for one in kept)
+
+
+def _with_accepted_fix(target: _Target, finding: rules.Finding) -> rules.Finding:
+    """Return an error with a fix that the export accepts when it is typed: its own, or what makes that possible."""
+    fix = finding.fix
+    if finding.severity != "error" or is_open(finding) or not fix or not all(map(is_override, fix)):
+        return finding
+    refused = _refused(target, fix)
+    for _ in range(ROUNDS):
+        if refused is None:
+            return msgspec.structs.replace(finding, fix=fix)
+        more = next((one.split() for one in refused.fix if all(map(is_override, one.split()))), [])
+        if not more:
+            break
+        fix = override.merged(fix, more)
+        refused = _refused(target, fix)
+    return msgspec.structs.replace(finding, fix=(), no_fix=finding.no_fix or NO_OVERRIDE)
+
+
+def _refused(target: _Target, fix: Sequence[str]) -> InputError | None:
+    """Return why the export with a fix is refused; None if its files can be written."""
+    changed = msgspec.structs.replace(target, overrides=override.merged(target.overrides, fix))
+    try:
+        with no_notes():
+            checked, _ = _checked(changed)
+            _written(changed, checked, checked.recipe)
+    except InputError as error:
+        return error
+    return None
 
 
 def _notes(
@@ -351,33 +384,6 @@ def _no_version(job: Job, theirs: frameworks.Framework, version: str, checked: R
 
 def data_names(recipe: Recipe) -> list[tuple[str, str]]:
     return [("data.dataset", recipe.data.dataset), ("data.validation", recipe.data.validation)]
-
-
-def _sizing(exported: Exported, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that plans a layout for what was requested; none if no command can name the model.
-
-    It has the words and overrides that the user typed, except those of the layout that does not run. The engine is the
-    framework's: Accelerate's mesh with model axes is checked as AutoModel's, which has layouts that it does not.
-    """
-    job, checked = exported.job, exported.checked
-    engine: str = frameworks.framework(exported.written.framework).engine
-    engine = checked.engine if checked.engine == "deepspeed" else engine
-    errors = [one for one in checked.findings if one.severity == "error"]
-    if job.no_model or all(one.fix == (WRITTEN,) or is_about_weights(one) or is_open(one) for one in errors):
-        return ()
-    recipe = checked.recipe
-    goal = ("--goal", recipe.goal) if job.plan is not None else ()
-    own = [one for one in job.words[1:] if "=" in one and not one.startswith("-")]  # as the import resolved them
-    named = [*(one for one in job.words if one not in own), *goal]
-    named += ["--gpus", checked.cluster.argument, "--engine", engine]
-    settings = override.merged(override.merged(overrides, own), other_fixes(errors))
-    words = [*named, *(one for one in settings if not (recipe_key(one) or "").startswith("layout."))]
-    read = job.imported
-    if read is not None and read.framework.name == exported.written.framework:  # a recipe loses what has no field
-        command = shlex.join(("meshwright", "recommend", *words))
-        return (f"for a layout that runs: {command}, then its Run line, which keeps the file's other settings",)
-    command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
-    return (f"for a layout that runs: {command}, then export sized.toml",)
 
 
 class ExportResponse(Response, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from meshwright.planner.plan import (
     Suggestion,
     calibration_notes,
 )
-from meshwright.planner.printed_commands import command_for_target
+from meshwright.planner.printed_commands import command_for_model, command_for_target, is_override
 from meshwright.planner.recommend import (
     fits_without_offload,
     plan_fixed,
@@ -90,6 +90,7 @@ __all__ = [
     "budget",
     "calibration_notes",
     "case_of",
+    "command_for_model",
     "command_for_target",
     "compare",
     "contradiction",
@@ -101,6 +102,7 @@ __all__ = [
     "fits_without_offload",
     "fitting_batch",
     "held_in_a_search",
+    "is_override",
     "layout_fix",
     "moved_to",
     "much_faster_step",
