@@ -66,11 +66,11 @@ def test_the_users_file_is_not_replaced_by_guesses(meshwright: Any, tmp_path: Pa
     assert "fit a sequence length of 8192" in message
     assert f"{file} says 4096" in message
     file.write_text(TITAN.format(batch=4, length=8192))
-    batch = finding(meshwright(*typed).json, "run.differs-from-file")
+    batch = finding(meshwright(*typed, "--goal", "pretrain", "train.seed=3").json, "run.differs-from-file")
     assert "fit a global batch of 8" in batch["message"]
     assert f"{file} says 32" in batch["message"]
     fix = batch["remedies"][0]["try"][0].split()
-    assert fix[-1] == "train.global_batch_size=8"
+    assert fix[-4:] == ["--goal", "pretrain", "train.seed=3", "train.global_batch_size=8"]
     assert "run.differs-from-file" not in rules(meshwright(*fix[1:], "--json").json)
 
 

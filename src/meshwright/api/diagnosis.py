@@ -50,7 +50,7 @@ from meshwright.frameworks import Content, Framework, import_file
 from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.other_trainers import OtherLossError, OtherTrainerError
 from meshwright.frameworks.required_changes import ChangedFile
-from meshwright.frameworks.to_recipe import import_recipe
+from meshwright.frameworks.to_recipe import ImportedRecipe, import_recipe
 from meshwright.notes import no_notes
 from meshwright.planner import calibration_notes
 from meshwright.recipes import index
@@ -67,6 +67,7 @@ GLOBAL_BATCH = "train.global_batch_size"
 def diagnose(request: requests.Doctor) -> Checkup:
     """Return the findings for a run, by its folder or its log, with remedies."""
     run, case, notes = run_and_case(request)
+    run = _with_options(run, request)
     calibration = load_calibration(request.calibration)
     if calibration is not None and case is not None:
         case = case.replace(calibration=calibration)
@@ -77,6 +78,14 @@ def diagnose(request: requests.Doctor) -> Checkup:
         reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
     found = _with_required(doctor.examine(run, case, reference, notes, stated_by(run, request)), run, case, request)
     return msgspec.structs.replace(found, curves=doctor.curves_of(run)) if request.curves else found
+
+
+def _with_options(run: Run, request: requests.Doctor) -> Run:
+    """Return the run with the user's options that a printed command repeats."""
+    given = {f"--{name}": getattr(request, name) for name in ("model", "goal", "baseline", "calibration")}
+    options = {name: str(value) for name, value in given.items() if value is not None}
+    header = msgspec.structs.replace(run.header, options=options, typed=tuple(request.overrides))
+    return msgspec.structs.replace(run, header=header)
 
 
 def _with_required(found: Checkup, run: Run, case: Case | None, request: requests.Doctor) -> Checkup:
@@ -162,12 +171,21 @@ def _with_file(run: Run, target: str | None, gpus: str | int | None) -> Run:
     content, theirs = (None, None) if target is None or index.is_known(target) else _user_file(target, gpus)
     if content is None or target is None:
         return run
-    header = msgspec.structs.replace(run.header, file=target, file_fields=_fields_of(content, theirs))
+    imported = None if theirs is None else _imported(theirs, content)
+    fields = frozenset(recipe_fields()) if theirs is None else _fields_of(imported)
+    header = msgspec.structs.replace(run.header, file=target, file_fields=fields)
     if theirs is not None and theirs.name in FRONT_ENDS:  # fixes are lines of its file, as for its log
         header = msgspec.structs.replace(header, front_end=theirs.name, settings=theirs.parse(content).settings)
     elif theirs is not None and doctor.ENGINE.get(run.kind) in (None, theirs.engine):
-        header = msgspec.structs.replace(header, framework=theirs.name, settings=theirs.parse(content).settings)
+        settings = theirs.parse(content).settings if imported is None else imported.parsed.settings
+        header = msgspec.structs.replace(header, framework=theirs.name, settings=settings, imported=imported)
     return msgspec.structs.replace(run, header=header)
+
+
+def _imported(theirs: Framework, content: Content) -> ImportedRecipe | None:
+    with suppress(InputError):  # reported by the estimate
+        return import_recipe(theirs, content)
+    return None
 
 
 def _user_file(target: str, gpus: str | int | None) -> tuple[Content | None, Framework | None]:
@@ -195,17 +213,14 @@ def _target(request: requests.Doctor, gpus: str | None) -> tuple[str | Recipe, d
     return found.recipe, {"engine": found.settings.engine}
 
 
-def _fields_of(content: Content, theirs: Framework | None) -> frozenset[str]:
-    """Return the recipe fields that a file sets: all of them if it is a recipe of ours."""
-    if theirs is None:
-        return frozenset(recipe_fields())
-    with suppress(InputError):  # reported by the estimate
-        imported = import_recipe(theirs, content)
-        stated, program = {*imported.mapped.source_keys}, imported.parsed.program
-        # Every framework computes the global batch from the local one if the file has only that.
-        local = "layout.micro_batch_size" in stated or (program is not None and bool(program.fills))
-        return frozenset(stated | ({GLOBAL_BATCH} if local else set()))
-    return frozenset()
+def _fields_of(imported: ImportedRecipe | None) -> frozenset[str]:
+    """Return the recipe fields that a file of another framework sets; none if it cannot be imported."""
+    if imported is None:
+        return frozenset()
+    stated, program = {*imported.mapped.source_keys}, imported.parsed.program
+    # Every framework computes the global batch from the local one if the file has only that.
+    local = "layout.micro_batch_size" in stated or (program is not None and bool(program.fills))
+    return frozenset(stated | ({GLOBAL_BATCH} if local else set()))
 
 
 def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, ...]]:

@@ -18,6 +18,8 @@ from meshwright.doctor.run import VALIDATION, Fault, OutOfMemory, Step
 from meshwright.doctor.run_stats import RunStats, median_of, sections
 from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.validation_memory import reason, validation_remedies
+from meshwright.planner import Question, command_for_model
+from meshwright.recipes.case import Case
 from meshwright.recipes.model_changes import argument, request_overrides
 
 SEGMENTS = Remedy(
@@ -366,7 +368,13 @@ def _remedies(stats: RunStats, oom: OutOfMemory) -> Iterator[Remedy]:
     if stats.case is None:
         yield from general_remedies(stats.run)
     elif not fitting:
-        recipe = stats.case.recipe
-        where = f"--gpus {stats.case.cluster.argument} --goal {recipe.goal}"
-        command = " ".join(("meshwright recommend", argument(recipe), where, *request_overrides(recipe)))
-        yield remedies.advice(command, why="no combination of up to three changes fits; this plans a new layout")
+        why = "no combination of up to three changes fits; this plans a new layout"
+        yield remedies.advice(_plan_command(stats, stats.case), why=why)
+
+
+def _plan_command(stats: RunStats, case: Case) -> str:
+    """Return the command that plans another layout for the training that ran, on its engine."""
+    recipe, calibration = case.recipe, stats.run.header.options.get("--calibration")
+    options = () if calibration is None else ("--calibration", calibration)
+    question = Question(case.model, recipe.model, case.cluster, recipe.goal, engine=case.engine, options=options)
+    return command_for_model(question, "recommend", argument(recipe), recipe.goal, request_overrides(recipe))

@@ -19,6 +19,7 @@ from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.their_keys import is_impossible, named_setting, stated_settings, to_framework_settings
 from meshwright.doctor.thresholds import share
 from meshwright.errors import InputError
+from meshwright.planner import as_overrides, find_repair_of_file
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
@@ -80,6 +81,7 @@ def memory_candidates(case: Case) -> Iterator[Change]:
         yield Change({"layout.ep": 2 * layout.ep, **rest}, "fewer experts per rank")
     if layout.offload == "none":
         yield Change({"layout.offload": "optimizer"}, "keeps optimizer state in host memory")
+        yield Change({"layout.offload": "params"}, "keeps weights, gradients and optimizer state in host memory")
         yield Change({"layout.offload": "activations"}, "keeps activations in host memory; its cost is not estimated")
     if case.recipe.precision.moments == "fp32":
         yield Change({"precision.moments": "bf16"}, "halves the first moment; changes the experiment")
@@ -170,7 +172,20 @@ def fitting_remedies(stats: RunStats) -> tuple[Remedy, ...]:
     if cheapest is None or cheapest[1] > CHEAP:
         joined = _combined(stats, singles)
         found += sorted((one for one in joined if cheapest is None or _cost(one) < cheapest), key=_cost)[:2]
-    return tuple(sorted(found, key=_cost)[:MAX_SHOWN])
+    shown = sorted(found, key=_cost)[:MAX_SHOWN]
+    repair = _repair_of_check(stats, case) if stats.run.header.file or not shown else None
+    known = repair is None or any({*one.try_} == {*repair.try_} for one in shown)
+    return tuple(shown if known or repair is None else sorted((*shown, repair), key=_cost))
+
+
+def _repair_of_check(stats: RunStats, case: Case) -> Remedy | None:
+    """Return the repair that check has for the file, if the run fits with it."""
+    texts = as_overrides(find_repair_of_file(case))
+    if not texts:
+        return None
+    change = Change(override.requested(case.recipe, texts), "the smallest repair of the layout, as check finds it")
+    one = evaluate_change(stats, change)
+    return one if one is not None and one.fits else None
 
 
 def faster_remedies(stats: RunStats, changes: Callable[[Case], Iterable[Change]], most: int = 3) -> tuple[Remedy, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from meshwright.recipes.types import Engine, Recipe
+
+if TYPE_CHECKING:  # the readers of files, which a log alone does not need
+    from meshwright.frameworks.to_recipe import ImportedRecipe
 
 LogFormat = Literal[
     "meshwright",
@@ -248,6 +251,9 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     program: str = ""  # the framework that wrote the log, if others write the same format
     front_end: str = ""  # of the Trainer, whose messages the log has
     settings: Mapping[str, Any] = {}  # of that file
+    imported: ImportedRecipe | None = None  # that file, with the arguments of its program
+    options: Mapping[str, str] = {}  # of the user besides the file and the GPUs, which printed commands repeat
+    typed: tuple[str, ...] = ()  # overrides of the user
     mfu_convention: str = ""
     on_gpu: bool = True
     assumed_gpus: bool = False  # neither the log nor the user names them

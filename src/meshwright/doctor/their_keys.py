@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.doctor.formats.printed_config import config_content
@@ -17,6 +19,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.front_ends import in_front_end
 from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.schedule_units import in_file_units
+from meshwright.frameworks.translated_fixes import their_fix
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.planner import case_of
 from meshwright.recipes import index
@@ -82,7 +85,20 @@ def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, .
     if own := _of_own_arguments(run, case, changed):
         return own
     found = _backend_changes(run, case, changed)
-    return found or (_trainer_changes(run, case, changed) if run.kind == "transformers" else ())
+    if found or run.kind != "transformers":
+        return found
+    return _trainer_changes(run, case, changed) or _changes_of_file(run, case, changed)
+
+
+def _changes_of_file(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
+    """Return the changes as check writes them: some in the config of the backend, some in the Trainer's arguments."""
+    imported = run.header.imported
+    if imported is None:
+        return ()
+    imported = imported if imported.model is not None else msgspec.structs.replace(imported, model=case.model)
+    differing = [key for key in recipe_fields() if field_value(case.recipe, key) != field_value(changed, key)]
+    overrides = [format_override(key, field_value(changed, key)) for key in differing]
+    return their_fix(imported, case.recipe, overrides)
 
 
 def _of_own_arguments(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:

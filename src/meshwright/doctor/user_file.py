@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from meshwright.doctor import remedies
@@ -12,6 +13,7 @@ from meshwright.doctor.implied_settings import inferred_batch, source_of_batch
 from meshwright.doctor.logged_rate import OtherRate, rate_unlike_file
 from meshwright.doctor.logged_settings import text_of_differences
 from meshwright.doctor.run_stats import RunStats
+from meshwright.recipes import overrides as override
 
 CLOSE_BATCH = 0.1  # tokens per second are rounded, and checkpoints lengthen some steps
 LENGTH, BATCH = "data.seq_length", "train.global_batch_size"
@@ -108,8 +110,10 @@ def _other_rate(stats: RunStats, rate: OtherRate) -> Finding:
 def _finding(stats: RunStats, field: str, name: str, fitting: float, stated: int, source: str) -> Finding:
     file, key = stats.run.header.file, field.partition(".")[2]
     shown = f"{fitting:.4g}" if isinstance(fitting, float) else str(fitting)
-    gpus = "" if stats.case is None else f" --gpus {stats.case.cluster.argument}"
-    command = f"meshwright doctor {stats.run.path} --recipe {file}{gpus} {field}={shown}"
+    gpus = () if stats.case is None else ("--gpus", stats.case.cluster.argument)
+    typed = override.merged(stats.run.header.typed, (f"{field}={shown}",))
+    options = (word for pair in stats.run.header.options.items() for word in pair)
+    words = ("meshwright", "doctor", stats.run.path, "--recipe", file, *gpus, *options, *typed)
     return Finding(
         id="run.differs-from-file",
         severity="warning",
@@ -118,7 +122,7 @@ def _finding(stats: RunStats, field: str, name: str, fitting: float, stated: int
         lines=stats.ends,
         evidence=(Evidence(f"{key} by the log", fitting, "", float(stated), "in the file"),),
         remedies=(
-            remedies.advice(command, why="if the log is right")
+            remedies.advice(shlex.join(words), why="if the log is right")
             if not isinstance(fitting, float)
             else remedies.advice("check that the file and the log are of the same run"),
         ),
