@@ -295,14 +295,14 @@ def _commented(written: ExportedConfig, dropped: Sequence[DroppedSetting]) -> Ex
 
 
 def _checked_as_written(target: _Target, checked: RecipeCheckResult, written: ExportedConfig) -> RecipeCheckResult:
-    """Return the result with the engine and the sharding that the written file has."""
+    """Return the result with the engine and the layout that the written file has."""
     engine = frameworks.exported_engine(target.theirs, written, checked.model)
     if engine != checked.engine:
         of_program = [one for one in checked.findings if one.rule in OF_PROGRAM]
         checked = target.check(target.recipe_on(engine)[0], engine)
         of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
         checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
-    return _as_sharded(target.theirs, written, checked, target.gpus)
+    return _as_laid_out(target.theirs, written, checked, target.gpus)
 
 
 def _findings(
@@ -361,15 +361,20 @@ def _notes(
     )
 
 
-def _as_sharded(
+def _as_laid_out(
     theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, gpus: str | int | None
 ) -> RecipeCheckResult:
-    """Return the result with the findings and the estimate of the sharding that the written file has."""
-    changes = frameworks.exported_sharding(theirs, written, checked.recipe, checked.model, checked.cluster)
+    """Return the result with the findings and the estimate of the layout that the written file has."""
+    changes = frameworks.exported_layout(theirs, written, checked.recipe, checked.model, checked.cluster)
     if not changes:
         return checked
     recipe = override.apply(checked.recipe, changes)
     found = check_recipe(recipe, gpus, checked.engine, (), advice=False, model=checked.model)
+    if (
+        found.estimate.step_s == checked.estimate.step_s
+        and found.estimate.memory.total == checked.estimate.memory.total
+    ):
+        return checked  # of what runs in its place: a warning says so
     return msgspec.structs.replace(checked, findings=found.findings, estimate=found.estimate)
 
 

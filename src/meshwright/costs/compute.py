@@ -175,7 +175,7 @@ def stops_early(case: Case) -> bool:
 
 def _selective_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Column:
     """Return the recomputed seconds of selective recompute: modules in Megatron, every second matmul in torch."""
-    if not (case.recompute_modules or case.engine == "megatron"):
+    if "ops" in case.recompute_modules or not (case.recompute_modules or case.engine == "megatron"):
         return speed.shared.selective_again * time.forward
     total: Column = 0.0
     for module in case.recompute_modules or ("core_attn",):

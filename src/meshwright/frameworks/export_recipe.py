@@ -86,9 +86,11 @@ def in_version(
 
 def _is_derived(one: UnmappedField, back: Recipe) -> bool:
     """Return whether a field without a key has its value in the framework nevertheless: what its models do."""
-    return one.reason.endswith(NO_KEY) and one.field in recipe_fields() and field_value(back, one.field) == one.value
+    known = one.reason.endswith(NO_KEY) and one.field in recipe_fields()
+    return known and is_same(one.field, field_value(back, one.field), one.value)
 
 
+BY_OPERATION = ("ops",)
 SHARDING = ("layout.strategy", "layout.dp_replicate", "layout.dp_shard")
 ARGUMENTS_FILE = ("deepspeed", "accelerate")  # exports with a file of the Trainer's arguments
 READS_OTHERWISE = ("torchtitan", *ARGUMENTS_FILE)  # has a note of its own; programs that open the tokenizer themselves
@@ -162,11 +164,14 @@ def exported_engine(framework: Framework, written: ExportedConfig, model: ModelS
     return import_recipe(framework, content_of(text, name, beside=written.files), model).engine
 
 
-def exported_sharding(
+def exported_layout(
     framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[str, ...]:
-    """Return the fields of data parallelism that an export writes in another way, as overrides: replicas as DDP."""
+    """Return the layout that an export writes in another way, or has no key for, as overrides: replicas as DDP."""
     listed = [key for key in SHARDING if key in written.in_other_files]
+    if framework.name not in ARGUMENTS_FILE:  # whose program sets the others
+        lost = (one.field for one in written.unmapped if one.field.startswith("layout."))
+        listed += [key for key in dict.fromkeys(lost) if key in recipe_fields() and key not in listed]
     found = read_back(framework, written, model, on) if listed else recipe
     changed = [key for key in listed if field_value(found, key) != field_value(recipe, key)]
     return tuple(format_override(key, field_value(found, key)) for key in changed)
@@ -242,6 +247,8 @@ KEPT = {"checkpoint.keep": _kept, "checkpoint.milestone_every": _milestones, "ch
 
 def is_same(key: str, found: Any, wanted: Any) -> bool:
     """Return whether an exported value is the recipe's; adapter targets may be written as groups or as names."""
+    if key == "layout.recompute_modules" and wanted == BY_OPERATION:
+        return found in ((), BY_OPERATION)  # Megatron, which means its own modules by an empty list, refuses it
     if key != "peft.targets":
         return same_value(found, wanted)
     groups, theirs = as_groups(wanted), as_groups(found)

@@ -427,6 +427,9 @@ def relevant_fields(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
     )
 
 
+RECOMPUTED_BY = {"layout.recompute_modules": "selective", "layout.recompute_layers": "full"}
+
+
 def no_effect(key: str, recipe: Recipe, model: ModelSpec) -> str:
     """Return why a recipe field does not affect this training; empty if it does."""
     section = key.split(".")[0]
@@ -444,6 +447,8 @@ def no_effect(key: str, recipe: Recipe, model: ModelSpec) -> str:
         return f"a {recipe.schedule.name} schedule has no stable phase"
     if key == "layout.pp_schedule" and recipe.layout.pp == 1:
         return "without pipeline parallelism (layout.pp=1) there is no schedule of micro batches"
+    if key in RECOMPUTED_BY and recipe.layout.recompute != RECOMPUTED_BY[key]:
+        return f"only {RECOMPUTED_BY[key]} recompute reads it (layout.recompute={recipe.layout.recompute})"
     if key == "train.freeze" and model.vision is None:
         return f"{model.name} has no vision encoder"
     if key == "train.mtp_loss" and not model.mtp_layers:

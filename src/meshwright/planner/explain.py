@@ -9,6 +9,7 @@ from meshwright.costs.memory_constants import RESERVE
 from meshwright.display import plural
 from meshwright.planner.plan import Plan, Reason
 from meshwright.planner.search import has_headroom
+from meshwright.recipes.capabilities import can_express
 from meshwright.recipes.case import Case
 from meshwright.recipes.stage_layers import balanced_stages
 from meshwright.recipes.types import Layout, recipe_fields
@@ -81,7 +82,9 @@ def why_changed(case: Case, name: str, old: Any, base: Layout) -> str:
         return DERIVED_FIELDS[name]
     if name == "stage_layers":
         return _why_stages(case.stage_layers)
-    compared = compare_value(case, name, old, base.recompute_modules if name == "recompute" else ())
+    said = base.recompute_modules if name == "recompute" else ()
+    modules = said if can_express("recompute_modules", case.engine, said) else ()
+    compared = compare_value(case, name, old, modules)
     return "on this cluster, all else equal, " + compared
 
 

@@ -18,8 +18,8 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import Baseline
 from meshwright.planner.plan import Suggestion
 from meshwright.planner.search import as_overrides, has_headroom
-from meshwright.planner.space import EXPERT_MODULES, MODULE_SETS
-from meshwright.recipes.capabilities import can_export
+from meshwright.planner.space import listed_module_sets
+from meshwright.recipes.capabilities import can_export, can_express
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import keys_by_flat_name
 from meshwright.rules.model_families import is_qwen3_next
@@ -118,7 +118,7 @@ def _batched(case: Case) -> Iterator[Values]:
     """
     ranks = max(1, int(case.cluster.world // (case.tp * case.cp)))
     sizes = divisors(max(1, int(case.global_batch_size) // ranks))
-    for modules in MODULE_SETS if case.is_moe and case.pp == 1 else ():
+    for modules in listed_module_sets(case) if case.is_moe and case.pp == 1 else ():
         values = {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
         tried = case.replace(micro_batch_size=np.array(sizes), **values)
         step_s = np.where(has_headroom(costs.memory(tried).total, tried), costs.step_time(tried).step_s, np.inf)
@@ -128,16 +128,15 @@ def _batched(case: Case) -> Iterator[Values]:
 
 def _less_recompute(case: Case) -> Iterator[Values]:
     """Yield fewer recomputed layers, then selective recompute, most of it first."""
-    if case.vp == 1 and not case.recompute_layers:
+    if case.vp == 1 and not case.recompute_layers and can_express("recompute_layers", case.engine, 1):
         most = int(case.layers // case.pp)
         fewer = np.arange(1, most)
         if len(fewer):
             enough = has_headroom(costs.memory(case.replace(recompute_layers=fewer)).total, case)
             if enough.any():
                 yield {"recompute_layers": int(fewer[int(np.argmax(enough))])}
-    for modules in (*reversed(MODULE_SETS), ()):
-        if case.is_moe or not EXPERT_MODULES & set(modules):
-            yield {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
+    for modules in (*reversed(listed_module_sets(case)), ()):
+        yield {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
 
 
 def _tried(case: Case, values: Values, step_s: float, gain: float) -> tuple[Case | None, float]:

@@ -47,7 +47,7 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.model_changes import argument
 from meshwright.recipes.types import FieldKind, Recipe
-from meshwright.rules.memory import CHUNKED_LOSSES
+from meshwright.rules.memory import CHUNKED_LOSSES, REDUCES_AT_WILL
 
 ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
 """Fields that an option's overrides always name, so that its command gives exactly its layout."""
@@ -105,7 +105,7 @@ def _known_levers(case: Case) -> dict[str, list[Values]]:
 def _without_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
     losses = [] if "loss" in pinned or not case.vocab else _lean_losses(case, pinned)
     changes: list[Values] = [{"loss": loss} for loss in losses]
-    if "defer_grad_sync" not in pinned and case.defer_grad_sync:
+    if "defer_grad_sync" not in pinned and case.defer_grad_sync and case.engine in REDUCES_AT_WILL:
         changes += [{**one, "defer_grad_sync": False} for one in changes or [{}]]
     return changes
 

@@ -13,6 +13,7 @@ import numpy as np
 from meshwright import rules
 from meshwright.clusters import Cluster
 from meshwright.planner.odd_sizes import has_near_size, odd_micro_batches
+from meshwright.recipes.capabilities import can_express
 from meshwright.recipes.case import Case
 from meshwright.recipes.engine_models import is_whole
 from meshwright.recipes.stage_layers import BALANCED
@@ -286,7 +287,13 @@ def option_batches(bare: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str
 def module_sets(case: Case) -> tuple[tuple[str, ...], ...]:
     """Return the sets of modules that selective recompute may have in a case: the engine's, the recipe's and others."""
     found = dict.fromkeys(((), case.recipe.layout.recompute_modules, *MODULE_SETS))
-    return tuple(one for one in found if case.is_moe or not EXPERT_MODULES & set(one))
+    known = (one for one in found if case.is_moe or not EXPERT_MODULES & set(one))
+    return tuple(one for one in known if can_express("recompute_modules", case.engine, one))
+
+
+def listed_module_sets(case: Case) -> tuple[tuple[str, ...], ...]:
+    """Return those of MODULE_SETS that selective recompute may have in a case."""
+    return tuple(one for one in module_sets(case) if one in MODULE_SETS)
 
 
 def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:

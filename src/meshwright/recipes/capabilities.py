@@ -83,6 +83,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
 FSDP2_ENGINES = ("meshwright", "torchtitan", "automodel", "kempnerforge", "fsdp1")
 PROGRAM_RECOMPUTES = ("fsdp1", "deepspeed")  # whose files leave it to the training program
+OPERATIONS_ONLY = ("torchtitan", "automodel")  # whose files have no list of modules beside selective recompute
 NOT_MESHWRIGHT = tuple(engine for engine in ENGINES if engine != "meshwright")
 CONVERTS_FROZEN = ("meshwright", "megatron", "deepspeed")
 REDUCES_IN_FP32 = ("torchtitan", "kempnerforge")
@@ -140,6 +141,11 @@ def _grads_differ(case: Case) -> Column:
     return (case.strategy != "megatron_fsdp") & (sums | (case.grads != "fp32"))
 
 
+def _shards_norms(case: Case) -> Column:
+    """Return where KempnerForge's tensor parallelism shards norms and residuals too."""
+    return (case.tp > 1) & (case.pp == 1) & (not case.is_moe and not case.model.tied)
+
+
 def _flex_attention(case: Case) -> Column:
     return (case.cp == 1) & (case.packing | case.has_sliding)
 
@@ -170,6 +176,16 @@ CAPABILITIES: tuple[Capability, ...] = (
         runs={"deepspeed": (False,)},
         instead={"deepspeed": False},
         why={"deepspeed": "its tensor parallelism keeps full norm and residual activations on every rank"},
+    ),
+    Capability(
+        field="sp",
+        name="sequence parallelism",
+        runs={"kempnerforge": ()},
+        instead={"kempnerforge": _shards_norms},
+        applies=lambda c: (c.tp > 1) & (c.sp != _shards_norms(c)),
+        where="with tp > 1",
+        ignored_rule="engine.sp-follows-tp",
+        why={"kempnerforge": "it comes with tensor parallelism of dense, untied models without a pipeline"},
     ),
     Capability(
         field="recompute",
@@ -211,6 +227,15 @@ CAPABILITIES: tuple[Capability, ...] = (
         rule="schedule.supported",
         symptom="unknown schedule name when the stages are built; or the setting is ignored",
         cause="engines ship different schedules, and their guides name some that do not exist",
+    ),
+    Capability(
+        field="stage_layers",
+        name="listed stages",
+        runs={"kempnerforge": ()},
+        instead={"kempnerforge": ()},
+        applies=lambda c: c.pp > 1,
+        where="with pp > 1",
+        why={"kempnerforge": "it splits layers evenly, and its first stages get those left over"},
     ),
     Capability(
         field="pp_micro_batches",
@@ -257,14 +282,41 @@ CAPABILITIES: tuple[Capability, ...] = (
         why={"meshwright": "a pipeline stage reduces after its last micro batch; Megatron-FSDP decides by itself"},
     ),
     Capability(
+        field="defer_grad_sync",
+        name="gradient reduction in every micro batch",
+        runs={"kempnerforge": (True,)},
+        instead={"kempnerforge": True},
+        ignored_rule="engine.always-defers",
+        why={"kempnerforge": "its training loop reduces after the last micro batch of a step"},
+    ),
+    Capability(
         field="recompute_modules",
-        name="recompute of single operations",
-        runs=dict.fromkeys(("megatron", "kempnerforge", "deepspeed"), MODULES),
+        name="modules of selective recompute",
+        runs={
+            **dict.fromkeys(("megatron", "deepspeed"), MODULES),
+            **dict.fromkeys(OPERATIONS_ONLY, ("ops",)),
+            "kempnerforge": (),
+        },
+        instead=dict.fromkeys((*OPERATIONS_ONLY, "kempnerforge"), ()),
         applies=lambda c: c.recompute == "selective",
         where="with recompute=selective",
         rule="recompute.ops-supported",
         symptom="unknown module name in the list",
         cause="selection by operation is a feature of torch's selective checkpointing",
+        why={
+            **dict.fromkeys(OPERATIONS_ONLY, "its selective recompute chooses operations, not modules"),
+            "kempnerforge": "its selective recompute is that of attention",
+        },
+    ),
+    Capability(
+        field="recompute_layers",
+        name="full recompute of some layers",
+        runs=dict.fromkeys(("automodel", "kempnerforge", "fsdp1", "deepspeed"), (0,)),
+        instead=dict.fromkeys(("automodel", "kempnerforge", "fsdp1", "deepspeed"), 0),
+        exported={"torchtitan": (0,)},  # whose 0.2 line recomputes each nth layer
+        applies=lambda c: c.recompute == "full",
+        where="with recompute=full",
+        why=dict.fromkeys(("automodel", "kempnerforge", "fsdp1", "deepspeed"), "it recomputes every layer, or none"),
     ),
     Capability(
         field="attention",
@@ -681,6 +733,13 @@ def can_export(field: str, engine: str, value: Any) -> bool:
     return all(value in row.exported.get(engine, (value,)) for row in rows_of(field))
 
 
+def can_express(field: str, engine: str, value: Any) -> bool:
+    """Return whether an engine executes a value of a field, in a layout that reads it, and exports can say it."""
+    values = executed_values(field, engine)
+    known = values is None or (set(value) <= set(values) if isinstance(value, tuple) else value in values)
+    return known and can_export(field, engine, value)
+
+
 def engines_with(field: str, value: Any) -> tuple[str, ...]:
     """Return the engines that execute a value of a field in some layout."""
     engines = [one for one in ENGINES if not _is_of_adapters(field) or trains_goal(one, ADAPTER_GOAL)]
@@ -704,7 +763,8 @@ def substitutes(case: Case) -> dict[str, Column]:
         if ignored is False or not np.any(ignored):
             continue
         for name, value in {row.field: row.what_runs(case), **row.resets}.items():
-            found[name] = value if np.all(ignored) else np.where(ignored, value, getattr(case, name))
+            whole = np.all(ignored) or isinstance(value, tuple)  # a list is of all layouts: the others do not read it
+            found[name] = value if whole else np.where(ignored, value, getattr(case, name))
     if case.engine == "meshwright" and np.any(case.offload == "optimizer"):
         # FSDP2 keeps weights, gradients and optimizer state in one place.
         on_host = case.offload == "optimizer"
@@ -796,5 +856,5 @@ def _describe(row: Capability, engine: str) -> str:
         other = "refused"
     else:
         runs = row.instead[engine]
-        other = "ignored" if callable(runs) or runs in values else f"run as {runs}"
+        other = "ignored" if callable(runs) or runs in ((), *values) else f"run as {runs}"
     return f"{names or 'its own'}{f' {row.where}' if row.where else ''} (others {other})"

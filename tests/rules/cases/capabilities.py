@@ -29,6 +29,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.ignores-frozen": ({"goal": "peft", "frozen": "fp32"}, {"frozen": "same"}),
     "engine.ignores-grads": ({"grads": "fp32", "reduce": "bf16"}, {"grads": "bf16"}),
     "engine.ignores-reduce": ({"compute": "fp32", "reduce": "bf16"}, {"compute": "bf16"}),
+    "engine.sp-follows-tp": ({"engine": "kempnerforge", "tp": 2, "sp": False}, {"sp": True}),
+    "engine.always-defers": ({"engine": "kempnerforge", "defer_grad_sync": False}, {"defer_grad_sync": True}),
+    "engine.ignores-stage-layers": (
+        {"engine": "kempnerforge", "pp": 2, "stage_layers": (12, 20)},
+        {"stage_layers": ()},
+    ),
+    "engine.ignores-recompute-modules": (
+        {"engine": "torchtitan", "recompute": "selective", "recompute_modules": ("mlp",)},
+        {"recompute_modules": ("ops",)},
+    ),
+    "engine.ignores-recompute-layers": (
+        {"engine": "automodel", "recompute": "full", "recompute_layers": 4},
+        {"recompute_layers": 0},
+    ),
     "engine.reduces-in-fp32": ({"engine": "torchtitan", "reduce": "bf16"}, {"reduce": "fp32"}),
     "engine.no-mtp": ({"engine": "automodel", "spec": LATENT, "mtp_loss": 0.1}, {"mtp_loss": 0.0}),
     "engine.ignores-moments": ({"optimizer_name": "adamw8bit", "moments": "bf16"}, {"optimizer_name": "adamw"}),
