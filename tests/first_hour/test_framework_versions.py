@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import meshwright
+from meshwright.frameworks import framework
 
 FACTORY = """model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
 stage: sft
@@ -108,3 +109,23 @@ def test_a_misspelled_key_of_megatron_bridge_is_an_error(tmp_path: Path, key: st
     command = "uv run torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config"
     found = _found(tmp_path, "train.sh", f"#!/bin/bash\n{command} {key}\n")
     assert found[key.partition("=")[0]] == "error"
+
+
+def _strategy(folder: Path, options: str, head: str = "") -> dict[str, str]:
+    return _found(folder, "ft.yaml", head + AUTOMODEL.replace("dp_size: 8", f"tp_size: 2, {options}"))
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "tensor_model_parallel_size", "tp_degree"])
+def test_a_degree_under_the_name_of_another_framework_is_an_error(tmp_path: Path, name: str) -> None:
+    assert _strategy(tmp_path, f"{name}: 8")[f"distributed.{name}"] == "error"
+    result = meshwright.check(str(tmp_path / "ft.yaml"), gpus="8xH100")
+    about = next(one for one in result.findings if one.field == f"distributed.{name}")
+    assert "did you mean distributed.tp_size? It is already set to 2" in about.message
+    assert tuple(about.fix) == (f"without distributed.{name}",)
+
+
+def test_unknown_options_are_errors_in_a_file_that_export_wrote_for_the_version_of_our_tables(tmp_path: Path) -> None:
+    assert _strategy(tmp_path, "not_yet: 1")["distributed.not_yet"] == "warning"
+    version = framework("automodel").version
+    head = f"# mine (adapters) for NeMo AutoModel ({version}), written by meshwright export\n"
+    assert _strategy(tmp_path, "not_yet: 1", head)["distributed.not_yet"] == "error"

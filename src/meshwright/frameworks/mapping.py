@@ -22,6 +22,7 @@ from meshwright.recipes.adapter_targets import FIELD as TARGETS
 from meshwright.recipes.adapter_targets import is_known_target, meant_targets
 from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys, override_keys
 from meshwright.recipes.key_maps.key import EXACT_CASE
+from meshwright.recipes.other_names import DEGREE_NAMES
 from meshwright.recipes.replacements import OFF
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.recipes.values import meant_value, parse
@@ -114,6 +115,7 @@ class _Reader:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.off: set[str] = set()  # keys that the file sets to false, 0 or none
+        self.present: Settings = {}  # what the file sets
         self.refused: set[str] = set()  # keys read with others whose value their parser refuses
         self.defaults = {
             key: text_of(config_key.default)
@@ -129,6 +131,7 @@ class _Reader:
             config_key = self.key_map[key]
             if config_key.field and key not in self.composite_of and not _is_model_size(config_key):
                 self.values[config_key.field] = self._typed(config_key, text)
+        self.present = settings
         self.off = {key for key, setting in settings.items() if not setting.unresolved and _is_off(setting.value)}
         for key, setting in settings.items():
             self._read_key(key, setting, self.key_map.get(key))
@@ -287,15 +290,27 @@ class _Reader:
         if (other := self._opposite_key(key, setting)) is not None:
             self._report_opposite(key, setting, other)
             return
-        near = self._closest_key(key)
-        hint = f"; did you mean {self.framework.display_key(near.key)}?" if near else ""
-        fix = (self.framework.format_setting(near.key, setting.value),) if near and self._accepts(near, setting) else ()
+        hint, fix = self._meant_key(key, setting)
         if self.framework.rejects_unknown(key):
             self._report("key.unknown", "error", key, setting, f"{self.framework.title} has no {shown}{hint}", fix)
         else:
             self._report(
                 "key.unused", "warning", key, setting, f"{self.framework.title} does not read {shown}{hint}", fix
             )
+
+    def _meant_key(self, key: str, setting: SourcedValue) -> tuple[str, tuple[str, ...]]:
+        """Return which key an unknown one means, as the end of a message and as a fix; empty if none is like it."""
+        near = self._closest_key(key)
+        if near is None:
+            return "", ()
+        shown = self.framework.display_key(near.key)
+        present = self.present.get(near.key)
+        if present is not None and not present.unresolved:  # a key that is in the file twice has one value
+            return f"; did you mean {shown}? It is already set to {text_of(present.value)}", (
+                f"without {self.framework.display_key(key)}",
+            )
+        fix = (self.framework.format_setting(near.key, setting.value),) if self._accepts(near, setting) else ()
+        return f"; did you mean {shown}?", fix
 
     def _opposite_key(self, key: str, setting: SourcedValue) -> ConfigKey | None:
         """Return the switch that an unknown switch is the opposite of; None if it is none or has none."""
@@ -324,11 +339,12 @@ class _Reader:
         return self.key_map[found] if found else self._key_of_same_field(key, known)
 
     def _key_of_same_field(self, key: str, known: Iterable[str]) -> ConfigKey | None:
-        """Return the key of the same section whose field another framework names so: learning_rate for lr."""
+        """Return the key of the same section whose field has this name elsewhere: learning_rate for lr."""
         section, _, name = key.rpartition(".")
         alias = override_keys().get(name)
+        field = (alias.field if alias is not None else "") or DEGREE_NAMES.get(name, "")
         same = [self.key_map[one] for one in known if one.rpartition(".")[0] == section]
-        found = [one for one in same if alias is not None and alias.field and one.field == alias.field]
+        found = [one for one in same if field and one.field == field]
         return found[0] if len(found) == 1 else None
 
     def _accepts(self, config_key: ConfigKey, setting: SourcedValue) -> bool:

@@ -2,10 +2,10 @@
 
 Our tables are those of one commit, and a file does not name the version that reads it. A name that is like a known
 one is a typing error in every version. Another unknown name belongs to a newer or older version as likely as it is a
-mistake: a warning, unless the file is in a checkout of the framework that it starts, whose version is known. A file
-with several such names is for an older version or a fork, and its removed keys are warnings, however old they are; so
-are flags that it leaves out, for which a fork may have a default. A file with a name that only its own program can add
-is read by that program, which brings its version of the framework with it.
+mistake: a warning, unless the version is known: of a file in a checkout of the framework that it starts, or of one
+that export wrote. A file with several such names is for an older version or a fork, and its removed keys are warnings,
+however old they are; so are flags that it leaves out, for which a fork may have a default. A file with a name that only
+its own program can add is read by that program, which brings its version of the framework with it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from meshwright import similar
 from meshwright.frameworks.checkout import checkout_root, our_names
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.trainer_args import WRITTEN
 from meshwright.frameworks.types import Settings
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm_choices import all_program_flags
@@ -67,6 +68,8 @@ def with_open_version(
 ) -> list[Finding]:
     """Return the findings; an error on a name that another version of the framework may have is a warning."""
     root = checkout_root(framework.name, content.folder)
+    if _is_exported(framework, content):
+        return list(findings)
     if root is not None and not _starts_another_copy(content, root):
         return list(findings)
     errors = [one for one in findings if one.severity == "error"]
@@ -86,6 +89,12 @@ def with_open_version(
     changed = [_as_warning(framework, one) if one in named else one for one in findings]
     own = {one.field for one in (*added, *(one for one in named if one.rule == "key.unknown"))}
     return [_may_change(one) for one in changed] if len(own) >= FORK else changed
+
+
+def _is_exported(framework: Framework, content: Content) -> bool:
+    """Return whether the first comment of a file says that it was exported for the version of our tables."""
+    head = next((line for line in content.text.splitlines()[:2] if line.startswith("# ")), "")
+    return WRITTEN in head and framework.version in head
 
 
 def _may_change(finding: Finding) -> Finding:

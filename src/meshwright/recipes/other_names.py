@@ -69,7 +69,19 @@ ARCHITECTURE_NAMES = {
 }
 """Our field of the section architecture → its names in a config.json."""
 
+DEGREES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
+DEGREE_NAMES = {
+    name: f"layout.{short}"
+    for word, short in DEGREES.items()
+    for name in (
+        *(f"{word}_parallel", f"{word}_parallelism", f"{word}_parallel_size", f"{word}_parallel_degree"),
+        *(f"{word}_model_parallel_size", f"{word}_size", f"{short}_size", f"{short}_degree", f"num_{short}"),
+    )
+}
+"""Name of a degree of model parallelism in Megatron, vLLM, torchtitan and AutoModel → our field."""
+
 OTHER_NAMES = {
+    **DEGREE_NAMES,
     **{name: f"architecture.{field}" for field, names in ARCHITECTURE_NAMES.items() for name in names},
     **{f"{what}_{unit}": field for field, words in INTERVALS.items() for what in words for unit in UNITS},
     **{name: field for field, names in NAMES.items() for name in names},
