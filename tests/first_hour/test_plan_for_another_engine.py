@@ -164,3 +164,11 @@ def test_a_script_with_a_short_decay_rare_checkpoints_and_no_distributed_optimiz
     found = fixes(checked(more="--overlap-param-gather"))
     assert found["overlap.gather-needs-sharding"] == ["--use-distributed-optimizer"]
     assert checked(more="--overlap-param-gather --use-distributed-optimizer")["ok"]
+
+
+def test_no_plan_splits_a_sequence_over_ranks_that_do_not_divide_it(meshwright: Any) -> None:
+    words = ("llama3.1-70b", "--goal", "pretrain", "--gpus", "160xH200", "--seq", "8k", "--engine", "automodel")
+    plan = meshwright("recommend", *words, "--tokens", "60B", "--json").json
+    assert plan["layout"]["cp"] in (1, 2, 4, 8)  # not 5, which AutoModel would pad and our engine refuses
+    assert "meshwright" in plan["commands"]
+    assert meshwright("recommend", *words, "layout.cp=5", "--json").json["layout"]["cp"] == 5

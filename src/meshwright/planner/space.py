@@ -155,7 +155,8 @@ def axes(case: Case, pinned: Mapping[str, Any] | None = None, slow: bool = False
 def axes_of(cluster: Cluster, case: Case, pinned: Mapping[str, Any], slow: bool = False) -> Axes:
     """Return the degrees of a case on another number of its GPUs; one that the user typed is the only one of its axis.
 
-    The limits leave out what is slow, not what is impossible: they do not hold for typed degrees.
+    The limits leave out what is slow, not what is impossible: they do not hold for typed degrees. Sequences that two
+    chunks per cp rank do not divide are padded by AutoModel since 0.5, and refused by its older versions and the others.
     """
     # Stages of transformers' own forward pass have never been measured on GPUs: FSDP comes first.
     stages = 1 if case.engine == "meshwright" and is_whole(case.model) else min(int(case.layers), MAX_STAGES)
@@ -164,14 +165,17 @@ def axes_of(cluster: Cluster, case: Case, pinned: Mapping[str, Any], slow: bool 
         most = (cluster.world, min(int(case.layers), cluster.world), cluster.world)
     typed = tuple(int(pinned.get(name, 0)) for name in DEGREES)
     experts = int(case.experts) if case.is_moe else 1
-    return _axes(cluster.world, most, experts, typed, case.engine == "kempnerforge")
+    return _axes(cluster.world, most, experts, typed, case.engine == "kempnerforge", int(case.seq_length))
 
 
 @lru_cache(maxsize=256)
-def _axes(world: int, most: tuple[int, ...], experts: int, typed: tuple[int, ...], multiplies: bool) -> Axes:
+def _axes(
+    world: int, most: tuple[int, ...], experts: int, typed: tuple[int, ...], multiplies: bool, length: int
+) -> Axes:
     """Return the degrees; experts are spread over the ranks of a stage, or multiply them."""
-    usual = [[d for d in divisors(world) if d <= max(limit, 1)] for limit in most]
-    values = [[one] if one > 0 else found for one, found in zip(typed, (*usual, divisors(experts)), strict=True)]
+    tps, pps, cps = ([d for d in divisors(world) if d <= max(limit, 1)] for limit in most)
+    usual = (tps, pps, [d for d in cps if d == 1 or length % (2 * d) == 0], divisors(experts))
+    values = [[one] if one > 0 else found for one, found in zip(typed, usual, strict=True)]
     tp, pp, cp, ep = (column.ravel() for column in np.meshgrid(*values, indexing="ij"))
     ranks = world // (tp * pp * cp) if multiplies else world // pp
     divides = (world % (tp * pp * cp) == 0) & (ranks % ep == 0)
