@@ -15,6 +15,7 @@ from meshwright.cli.budget_report import _shown
 from meshwright.planner import sizing
 
 SOURCE = Path(package.__file__).parent
+PRETRAIN = "llama3_8b_pretrain_config"
 ON_EIGHT = ("llama3-8b", "--gpus", "8xH100")
 
 
@@ -68,6 +69,21 @@ def test_several_files_lead_to_a_blend(meshwright: Any, tmp_path: Path, chats: s
     twice = meshwright("recommend", *ON_EIGHT, "--gpus", "8xA100", "--goal", "sft", "--json")
     assert (twice.code, twice.json["error"]["fix"]) == (2, ["--gpus 8xA100"])
     assert "2 times" in twice.json["error"]["message"]
+
+
+@pytest.mark.parametrize("typed", ["0.62 /far/a 0.38 /far/b", "/far/a 0.62 /far/b 0.38", "/far/a:0.62,/far/b:0.38"])
+def test_weights_in_the_name_of_a_dataset_lead_to_a_blend(meshwright: Any, typed: str) -> None:
+    words = {
+        "train": ("train", PRETRAIN, "--tiny", "--dataset", typed),
+        "recommend": ("recommend", PRETRAIN, "--gpus", "8xH100", "--dataset", typed),
+        "export": ("export", PRETRAIN, "--to", "megatron-lm", "--gpus", "8xH100", f"data.dataset={typed}"),
+        "launch": ("launch", PRETRAIN, "--to", "megatron-lm", "--scheduler", "slurm", "--dataset", typed),
+    }
+    for verb, line in words.items():
+        refused = meshwright(*line, "--json").json["error"]
+        assert (refused["field"], refused["fix"]) == ("data.dataset", ["data.blend=/far/a:0.62,/far/b:0.38"]), verb
+    written = meshwright(*words["export"][:-1], refused["fix"][0]).out
+    assert "--data-path 0.62 /far/a 0.38 /far/b" in written
 
 
 def test_plans_have_a_budget(meshwright: Any) -> None:

@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshwright.errors import InputError, closest, some
+from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
 from meshwright.hub import hub_cache, is_cached, tokenizer_download
 from meshwright.models import not_a_model
-from meshwright.recipes.format_override import format_override
+from meshwright.recipes.several_datasets import blend_of as blend_of
+from meshwright.recipes.several_datasets import listed_sources, several_datasets_error
 from meshwright.recipes.types import Recipe
-from meshwright.recipes.values import sources_in
 
 MOCK_NAMES = ("mock", "llm-pretrain-mock")
 FILE_SUFFIXES = (
@@ -119,39 +119,17 @@ def _check_dataset(name: str, goal: str, field: str = "data.dataset") -> None:
         raise _no_dataset(name, field, tuple(REGISTRY))
 
 
-def blend_of(sources: Mapping[str, float]) -> str:
-    """Return the override that trains on several datasets with these weights, for a shell."""
-    return shlex.quote(format_override("data.blend", sources))
-
-
 def several_files(name: str, folder: Path | None = None) -> tuple[str, ...]:
     """Return the files, also relative to a folder, that a name lists, with weights or without; empty for any other."""
-    parts = [Path(part).expanduser() for part in _several_sources(name)]
+    parts = [Path(part).expanduser() for part in listed_sources(name)]
     places = [next((one for one in (part, (folder or Path()) / part) if one.exists()), None) for part in parts]
     return tuple(str(place) for place in places if place is not None) if all(places) else ()
-
-
-def _several_sources(name: str) -> dict[str, float]:
-    """Return the sources, with weights, that a name lists instead of naming one; empty if it names one."""
-    sources = {} if Path(name).expanduser().exists() else sources_in(name)
-    return sources if len(sources) > 1 else {}
 
 
 def several_files_error(recipe: Recipe) -> InputError | None:
     """Return the error for a dataset that lists several files, which train reads as a blend or as a folder."""
     data = recipe.data
-    sources = {} if data.blend else _several_sources(data.dataset)
-    absent = [one for one in sources if not Path(one).expanduser().exists()]
-    if len(absent) == len(sources):
-        return None
-    missing = f", of which {some(absent)} is not here" if absent else ""
-    reason = f"names several files{missing}; write them as a blend with their weights, or put them into one folder"
-    fix = blend_of(sources)
-    if recipe.train.epochs:  # a blend is sampled without end
-        reason = f"names several files{missing}; put them into one folder: a blend has no epochs"
-        fix = f"mkdir mixed && cp -r {shlex.join(sources)} mixed, then data.dataset=mixed"
-    fix = f"once {some(absent)} is in place: {fix}" if absent else fix
-    return InputError(reason, field="data.dataset", value=data.dataset, fix=(fix,))
+    return None if data.blend else several_datasets_error(data.dataset, recipe.train.epochs)
 
 
 def _no_dataset(name: str, field: str, known: tuple[str, ...] = ()) -> InputError:

@@ -156,7 +156,7 @@ def axes_of(cluster: Cluster, case: Case, pinned: Mapping[str, Any], slow: bool 
     """Return the degrees of a case on another number of its GPUs; one that the user typed is the only one of its axis.
 
     The limits leave out what is slow, not what is impossible: they do not hold for typed degrees. Sequences that two
-    chunks per cp rank do not divide are padded by AutoModel since 0.5, and refused by its older versions and the others.
+    chunks per cp rank do not divide are padded by AutoModel since 0.5; its older versions and the others refuse them.
     """
     # Stages of transformers' own forward pass have never been measured on GPUs: FSDP comes first.
     stages = 1 if case.engine == "meshwright" and is_whole(case.model) else min(int(case.layers), MAX_STAGES)

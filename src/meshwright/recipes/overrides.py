@@ -24,10 +24,11 @@ from meshwright.recipes.key_maps import (
     override_keys,
 )
 from meshwright.recipes.replacements import as_share, computed_after, held_out_data, removed_key, together
+from meshwright.recipes.several_datasets import several_datasets_error
 from meshwright.recipes.text_data import without_images
 from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.unknown_keys import USUAL, unknown_key
-from meshwright.recipes.values import is_map, parse
+from meshwright.recipes.values import is_map, parse, stated_weights
 
 EPOCHS, STEPS = "train.epochs", "train.steps"
 PRETRAINED = "checkpoint.pretrained"
@@ -81,6 +82,9 @@ def requested(recipe: Recipe, overrides: Iterable[str], follows: bool = True) ->
     if as_share(share := values.get(VALIDATION, "")) is not None:
         reason = "names a dataset or a split; a share of the samples is another field"
         raise InputError(reason, field=VALIDATION, value=share, fix=[held_out_data(share)])
+    dataset, epochs = values.get(DATASET, ""), values.get(EPOCHS, recipe.train.epochs)
+    if stated_weights(dataset) and (several := several_datasets_error(dataset, epochs)) is not None:
+        raise several
     _note_scale(recipe, values)
     if STEPS in values and values.get(EPOCHS):
         raise steps_and_epochs(values[STEPS], values[EPOCHS])

@@ -210,11 +210,19 @@ def listed_weights(words: Sequence[str]) -> dict[str, float]:
 
 def sources_in(text: str) -> dict[str, float]:
     """Return the sources and weights that a text lists in any way: a:0.7,b:0.3, 0.7 a 0.3 b, or a,b in equal parts."""
-    if found := listed_weights(text.split()):
-        return found
+    return stated_weights(text) or dict.fromkeys(_items(text), 1.0)
+
+
+def stated_weights(text: str) -> dict[str, float]:
+    """Return the weights by source of a text that states them in any way; empty if it states none."""
+    words = text.replace(",", " ").split()
+    turned = [word for pair in zip(words[1::2], words[::2], strict=False) for word in pair]  # a 0.7 b 0.3
+    for one in (words, turned if len(turned) == len(words) else []):
+        if found := listed_weights(one):
+            return found
     with suppress(InputError):
         return _weights(text, "data.blend")
-    return dict.fromkeys(_items(text), 1.0)
+    return {}
 
 
 def _names(text: str, key: str) -> dict[str, str]:
