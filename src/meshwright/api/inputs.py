@@ -135,6 +135,12 @@ def fields_of(request: type[Request]) -> tuple[Field, ...]:
     return tuple(_field(one, hints[one.name]) for one in msgspec.structs.fields(request))
 
 
+def flags_of(request: type[Request]) -> list[str]:
+    """Return the options of a request's command."""
+    own = [field for field in fields_of(request) if "cli" in field.input.surfaces and not field.input.positional]
+    return [flag for field in own for name in (field.flag, *field.input.other_flags) for flag in name.split("/")]
+
+
 def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
     parts = list(_parts(hint))
     types = tuple(one for one in (str, int, float, bool) if one in parts or (one is str and Literal in parts))

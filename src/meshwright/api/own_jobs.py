@@ -6,16 +6,23 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshwright import clusters
-from meshwright.api.inputs import fields_of
+from meshwright.api.inputs import Field, fields_of
+from meshwright.api.inputs import read as read_request
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.native import train_command
 from meshwright.frameworks.types import SourcedValue, as_int
 
+if TYPE_CHECKING:
+    from meshwright.api.run_requests import Train
+
+SWITCHES = ("--json", "--offline")
+"""Options of the command that change no training."""
 WRITTEN = re.compile(r"(?m)^# .* on (\S+), written by meshwright ")
 """The line of a job of ours that names its cluster; the scheduler's options have no GPU type."""
 
@@ -26,7 +33,9 @@ class OwnJob(msgspec.Struct, frozen=True):
     path: str
     target: str  # recipe or model, as it is found from here
     overrides: tuple[str, ...]
-    options: dict[str, str]  # by field name
+    goal: str | None
+    model: str | None
+    framework: str | None
     nodes: int | None
     gpus_per_node: int | None
     written_for: str  # the cluster that the job was written for; empty if it does not say
@@ -51,29 +60,23 @@ def read(content: Content) -> OwnJob | None:
     launch = train_command(content)
     if launch is None:
         return None
-    options, words = _arguments(launch.args[1:])
-    for word in words:
-        if word.unresolved:
-            reason = f"{word.value} in line {word.line} is known only when the job runs: {word.unresolved}"
-            raise InputError(reason, field="file", value=content.path, fix=("meshwright check RECIPE KEY=VALUE",))
-    target = next((str(word.value) for word in words if "=" not in str(word.value)), "")
-    if not target:
-        raise InputError("its meshwright train names no recipe", field="file", value=content.path)
-    target = _from_here(target, content.folder)
-    if "tiny" in options:
+    request = _request(content, launch.args[1:])
+    target = _from_here(str(request.recipe), content.folder)
+    if request.tiny:
         reason = "trains a tiny version of its recipe, which is checked when it starts"
         raise InputError(reason, field="file", value=content.path, fix=(f"meshwright check {target}",))
-    changes = [str(word.value) for word in words if "=" in str(word.value)]
-    changes += [f"data.dataset={options['dataset']}"] if "dataset" in options else []
+    changes = [*request.overrides, *([f"data.dataset={request.dataset}"] if request.dataset else [])]
     written = WRITTEN.search(content.text)
     nodes, per_node = as_int(launch.nodes), as_int(launch.gpus_per_node)
     if launch.launcher in ("python", ""):  # one process, which starts the ranks of its node
-        nodes, per_node = 1, int(options["nproc"]) if options.get("nproc", "").isdigit() else None
+        nodes, per_node = 1, request.nproc
     return OwnJob(
         path=content.path,
         target=target,
         overrides=tuple(changes),
-        options=options,
+        goal=request.goal,
+        model=request.model,
+        framework=request.framework,
         nodes=nodes or (1 if launch.nodes is None else None),
         gpus_per_node=per_node,
         written_for=written[1] if written else "",
@@ -86,25 +89,58 @@ def _from_here(target: str, folder: Path | None) -> str:
     return str(beside) if beside is not None and beside.is_file() else target
 
 
-def _arguments(args: Sequence[SourcedValue]) -> tuple[dict[str, str], list[SourcedValue]]:
-    """Return the options of a `train` command by field, and its other words."""
+def _request(content: Content, args: Sequence[SourcedValue]) -> Train:
+    """Return the request of a script's `train` command, read as the command line reads it."""
     from meshwright.api.run_requests import Train
+    from meshwright.api.stray_words import accepted_words, with_epochs
 
-    by_flag = {
-        flag: field
-        for field in fields_of(Train)
-        if not field.input.positional
-        for flag in (field.flag, *field.input.other_flags)
-    }
-    options, words = dict[str, str](), list[SourcedValue]()
+    given = _values(content, fields_of(Train), args)
+    if not given.get("recipe"):
+        raise InputError("its meshwright train names no recipe", field="file", value=content.path)
+    try:
+        given = accepted_words("train", Train, with_epochs(given, given.pop("epochs", None)))
+        return read_request(Train, given, "cli", strings=True)[0]
+    except InputError as error:
+        reason = f"{error.reason} (the meshwright train of {args[0].location})"
+        raise InputError(reason, field=error.field, value=error.value, fix=error.fix) from None
+
+
+def _values(content: Content, fields: Sequence[Field], args: Sequence[SourcedValue]) -> dict[str, Any]:
+    """Return the values of a `train` command by field, and `epochs`, which is an option of the command alone."""
+    by_flag = {flag: field for field in fields for flag in (field.flag, *field.input.other_flags)}
+    given, words = dict[str, Any](), list[str]()
     left: Iterator[SourcedValue] = iter(args)
     for word in left:
-        name, equals, value = str(word.value).partition("=")
+        name, equals, text = str(word.value).partition("=")
+        field = by_flag.get(name)
         if not name.startswith("-"):
-            words.append(word)
-        elif name in by_flag and bool in by_flag[name].types:
-            options[by_flag[name].name] = "true"
-        elif name in by_flag:
-            given = value if equals else next((str(one.value) for one in left), "")
-            options[by_flag[name].name] = given
-    return options, words
+            words.append(_known(content, word))
+        elif field is not None and bool in field.types:
+            given[field.name] = True
+        elif field is not None or name == "--epochs":
+            value = word if equals else next(left, word)
+            if _is_open(value, field):
+                continue
+            given["epochs" if field is None else field.name] = text if equals else str(value.value)
+            if field is None or field.input.choices or field.name == "model":
+                _known(content, value)
+        elif name not in SWITCHES:
+            reason = f"meshwright train has no such option ({word.location})"
+            raise InputError(reason, field="option", value=name, fix=("meshwright train --help",))
+    target = next((word for word in words if "=" not in word), "")
+    if target:
+        words.remove(target)
+    return {**given, "recipe": target, "overrides": tuple(words)}
+
+
+def _is_open(value: SourcedValue, field: Field | None) -> bool:
+    """Return whether only the job knows a number that no recipe depends on, such as its ranks."""
+    return bool(value.unresolved) and field is not None and str not in field.types
+
+
+def _known(content: Content, word: SourcedValue) -> str:
+    """Return a word of the command; raise InputError for one that only the run knows."""
+    if word.unresolved:
+        reason = f"{word.value} in line {word.line} is known only when the job runs: {word.unresolved}"
+        raise InputError(reason, field="file", value=content.path, fix=("meshwright check RECIPE KEY=VALUE",))
+    return str(word.value)

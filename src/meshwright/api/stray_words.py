@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright import clusters, models
 from meshwright.api.argument_names import meant_option, recipe_key, repeats_goal
-from meshwright.api.inputs import Field
+from meshwright.api.inputs import Field, Request, fields_of, flags_of
 from meshwright.api.paths import blend_of
 from meshwright.api.run_comparison import is_run
 from meshwright.errors import InputError, closest
@@ -27,6 +27,26 @@ CLUSTERS = ("clusters", "gpus")
 ONE_MODEL = ("recommend", "plan", "estimate")
 """Commands of one model, for which another command compares several."""
 _CLUSTER = re.compile(r"[0-9]+(x[0-9]+)?x[A-Za-z]|auto$", re.IGNORECASE)
+
+
+def with_epochs(given: Mapping[str, Any], epochs: str | None) -> dict[str, Any]:
+    """Return a command's values with --epochs N as the override that it is."""
+    own = () if epochs is None else (f"train.epochs={epochs}",)
+    return {**given, "overrides": (*given.get("overrides", ()), *own)} if own else dict(given)
+
+
+def accepted_words(command: str, request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
+    """Return a command's values without words that repeat --goal; raise InputError for words that are no KEY=VALUE."""
+    for word in given.get("overrides", ()):
+        if "=" not in word:
+            raise stray_word(word, command, fields_of(request), given)
+        if "." in word.partition("=")[0]:
+            continue
+        if is_repeated(word, str(given.get("goal", ""))):
+            given = {**given, "overrides": tuple(one for one in given["overrides"] if one != word)}
+        else:
+            refuse_option_word(word, command, flags_of(request))
+    return given
 
 
 def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[str, Any]) -> InputError:

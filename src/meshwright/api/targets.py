@@ -301,9 +301,9 @@ def _of_own_job(
 ) -> Job:
     """Return the recipe that a job trains, with the overrides of its command, on its GPUs unless others are given."""
     changes = override.split_auto(own.overrides)[0]
-    options = {"framework": own.options.get("framework"), "model": model or own.options.get("model")}
+    options = {"framework": own.framework, "model": model or own.model}
     on = gpus if gpus is not None else own.cluster()
-    inner = job_for(own.target, goal or own.options.get("goal"), on, [*changes, *overrides], engine, **options)
+    inner = job_for(own.target, goal or own.goal, on, [*changes, *overrides], engine, **options)
     if inner.imported is not None:
         reason = f"trains {own.target}, a file of {inner.imported.framework.title}"
         raise InputError(reason, field="file", value=own.path, fix=(f"meshwright check {own.target}",))

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from meshwright import api
-from meshwright.api.inputs import Field, Request, choice, fields_of, range_of, read
+from meshwright.api.inputs import Field, Request, choice, fields_of, flags_of, range_of, read
 from meshwright.api.verbs import Verb
 from meshwright.cli.progress import Interrupted
 from meshwright.errors import InputError, MeshwrightError
@@ -155,25 +155,19 @@ def _completer(field: Field) -> Callable[[click.Context, click.Parameter, str], 
 def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, epochs: str | None = None, **values: Any) -> None:
     """Run a command with the values that click parsed."""
     if epochs is not None:
-        values["overrides"] = (*values.get("overrides", ()), f"train.epochs={epochs}")
+        from meshwright.api.stray_words import with_epochs
+
+        values = with_epochs(values, epochs)
     if offline:
         go_offline()
     from meshwright.cli.runners import RUNNERS, run
 
     given = {name: value for name, value in values.items() if value not in (None, ())}
     given = _with_words(verb.request, given)
-    for word in given.get("overrides", ()):
-        if "=" not in word:
-            from meshwright.api.stray_words import stray_word
+    if any("=" not in word or "." not in word.partition("=")[0] for word in given.get("overrides", ())):
+        from meshwright.api.stray_words import accepted_words
 
-            raise stray_word(word, verb.name, fields_of(verb.request), given)
-        if "." not in word.partition("=")[0]:
-            from meshwright.api.stray_words import is_repeated, refuse_option_word
-
-            if is_repeated(word, str(given.get("goal", ""))):
-                given["overrides"] = tuple(one for one in given["overrides"] if one != word)
-            else:
-                refuse_option_word(word, verb.name, _flags(verb))
+        given = accepted_words(verb.name, verb.request, given)
     if verb.name == "recommend":
         if not given.get("model") and given.get("train_model"):  # --model NAME without a file is the model
             given = {**given, "model": given["train_model"], "train_model": None}
@@ -188,15 +182,9 @@ def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, epochs: st
     try:
         RUNNERS.get(verb.name, run)(verb, request, as_json)
     except InputError as error:
-        raise api.for_options(error, _flags(verb)) from None
+        raise api.for_options(error, flags_of(verb.request)) from None
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
-
-
-def _flags(verb: Verb) -> list[str]:
-    """Return the options of a verb's command."""
-    own = [field for field in fields_of(verb.request) if "cli" in field.input.surfaces and not field.input.positional]
-    return [flag for field in own for name in (field.flag, *field.input.other_flags) for flag in name.split("/")]
 
 
 def _with_words(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
