@@ -18,9 +18,18 @@ from meshwright.engine.data.row_errors import COMMAND_ROWS, SHOWN_ERRORS
 from meshwright.engine.data.sft_cache import Policy, tokenize_conversations
 from meshwright.engine.evaluation import ValidationState
 from meshwright.engine.metrics.record import ValidationRecord
-from meshwright.engine.post_training.perplexity import has_conversations
+from meshwright.engine.post_training.open_checkpoint import FoundCheckpoint
+from meshwright.engine.post_training.perplexity import _recipe_of, has_conversations
 from meshwright.errors import InputError
 
+OWN_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+}
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 BAD = (
     {"messages": []},
@@ -207,6 +216,23 @@ def test_conversations_are_evaluated_by_their_answers(tmp_path: Path) -> None:
     chats, texts = tmp_path / "chats.csv", tmp_path / "texts.jsonl"
     chats.write_text("question,answer\nwhy?,because\n")
     texts.write_text('{"text": "a document"}\n')
-    assert has_conversations(str(chats))
-    assert not has_conversations(str(texts))
-    assert not has_conversations(str(tmp_path))
+    assert has_conversations(str(chats), {})
+    assert not has_conversations(str(texts), {})
+    assert not has_conversations(str(tmp_path), {})
+    assert has_conversations(str(tmp_path), {"messages": "turns"})
+
+
+@pytest.mark.parametrize(
+    ("words", "goal"),
+    [
+        (("data.columns.prompt=email_text", "data.columns.response=ticket_json"), "sft"),
+        (("data.columns=prompt:email_text,response:ticket_json",), "sft"),
+        (("data.columns.text=email_text",), "pretrain"),
+    ],
+)
+def test_a_model_folder_is_evaluated_on_the_typed_columns(tmp_path: Path, words: tuple[str, ...], goal: str) -> None:
+    table = tmp_path / "tickets.csv"
+    table.write_text("id,email_text,ticket_json\n1,no bin,{}\n")
+    (tmp_path / "config.json").write_text(json.dumps(OWN_LLAMA))
+    recipe, _ = _recipe_of(FoundCheckpoint("model", tmp_path), str(tmp_path), str(table), False, words)
+    assert recipe.goal == goal

@@ -46,6 +46,7 @@ USED_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *TEMPLATE_KEYS, *CALL_KEYS, WEIGHT}
 
 SHOWN = 8  # names in a note
 REQUIRED = ("messages", "prompt", "response", "text")  # keys whose column every row has; others are optional
+CONVERSATION_KEYS = {*REQUIRED} - {"text"}
 
 
 @dataclass(frozen=True)

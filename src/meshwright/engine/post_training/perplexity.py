@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from meshwright.engine.train import preloaded
 from meshwright.engine.validate import data_ranks, validate
 from meshwright.errors import InputError
 from meshwright.models import find as find_model
-from meshwright.notes import note
+from meshwright.notes import no_notes, note
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Architecture, Checkpoint, Data, Kernels, Layout, Precision, Recipe, Train
 from meshwright.stages import stage
@@ -82,7 +82,7 @@ def evaluate(
     """
     found = find_checkpoint(path, which or ("latest" if base else None))
     with ExitStack() as stack:
-        recipe, step = _recipe_of(found, path, dataset, answers)
+        recipe, step = _recipe_of(found, path, dataset, answers, overrides)
         source = _base_folder(found, recipe, path) if base else found.path
         stage(f"evaluate: reading the weights of {source}")
         folder = stack.enter_context(as_model_folder(str(source), merged=True)).resolve()
@@ -120,7 +120,9 @@ def evaluate(
         )
 
 
-def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: bool) -> tuple[Recipe, int | None]:
+def _recipe_of(
+    found: FoundCheckpoint, path: str, dataset: str | None, answers: bool, overrides: Sequence[str]
+) -> tuple[Recipe, int | None]:
     """Return the recipe of a run or checkpoint and its step, or a recipe for a model folder."""
     if found.type == "checkpoint":
         trained = recipe_of(resolve_checkpoint(found))[0]
@@ -129,11 +131,14 @@ def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: 
         return trained, read_state(found.path).step
     if dataset is None:
         raise InputError("a model folder has no dataset to evaluate on", field="dataset", fix=("--dataset DATA",))
-    goal: Goal = "sft" if answers or has_conversations(dataset) else "pretrain"
     data = Data(dataset=dataset)
+    plain = Recipe(name="evaluation", model=path, goal="pretrain", cluster="1xH100", data=data)
+    with no_notes():  # the overrides are applied to the evaluation, which prints their notes
+        columns = override.apply(plain, overrides).data.columns
+    goal: Goal = "sft" if answers or has_conversations(dataset, columns) else "pretrain"
     if limit := _positions(found.path if found.type == "model" else base_model_of(found.path)):
         data = msgspec.structs.replace(data, seq_length=min(data.seq_length, limit))
-    return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=data), None
+    return msgspec.structs.replace(plain, goal=goal, data=data), None
 
 
 def _require_tokenizer(recipe: Recipe, folder: Path, path: str) -> None:
@@ -168,15 +173,14 @@ def _warn_beyond_positions(recipe: Recipe) -> None:
         )
 
 
-def has_conversations(dataset: str) -> bool:
-    """Return whether a file's rows are conversations; only the answers of those are evaluated."""
-    from meshwright.engine.data.conversations import detect_columns
+def has_conversations(dataset: str, typed: Mapping[str, str]) -> bool:
+    """Return whether rows are conversations: of those the answers are evaluated; `typed` is data.columns."""
+    from meshwright.engine.data.conversations import CONVERSATION_KEYS, detect_columns
 
-    path = Path(dataset).expanduser()
-    if not path.is_file() or not longest_suffix(path):
-        return False
-    columns = detect_columns(find_rows(path, "train").first(), {}, dataset)
-    if "text" in columns:
+    path, columns = Path(dataset).expanduser(), typed
+    if path.is_file() and longest_suffix(path):
+        columns = detect_columns(find_rows(path, "train").first(), typed, dataset)
+    if "text" in columns or not CONVERSATION_KEYS & columns.keys():
         return False
     note(f"{dataset} has conversations: the loss is that of their answers, with the model's chat template")
     return True
