@@ -15,6 +15,7 @@ from meshwright.notes import note
 from .readers import gpt2
 from .readers.architectures import SAME_AS, TRAITS
 from .readers.wrappers import WRAPPERS
+from .spec import ModelSpec
 
 LANGUAGE_MODELS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -150,6 +151,22 @@ def class_of_type(config: Mapping[str, Any]) -> str:
     """Return the class that a config's model type is built with; empty if unknown."""
     model_type = config.get("model_type")
     return next((name for name, types in _types_by_class().items() if model_type in types), "")
+
+
+def class_head(name: str) -> str:
+    """Return the head in the name of a class: ForCausalLM; empty if it has none."""
+    found = _HEAD.search(name)
+    return found[0] if found else ""
+
+
+def is_of_another_type(spec: ModelSpec, name: str) -> bool:
+    """Return whether a class of transformers is one of other model types than a model's; False if it is not known."""
+    stem = _HEAD.sub("", name)
+    types = {one for other, types in _types_by_class().items() if _HEAD.sub("", other) == stem for one in types}
+    wrapper = WRAPPERS.get(spec.model_type)
+    own = {spec.model_type, SAME_AS.get(spec.model_type, ""), *(() if wrapper is None else wrapper.text)}
+    is_own = stem == _HEAD.sub("", spec.hf_class) or types & own
+    return bool(types and spec.model_type) and not is_own
 
 
 def note_unknown_class(config: Mapping[str, Any], where: str) -> None:

@@ -57,7 +57,7 @@ from meshwright.frameworks.front_ends.trainer_values import (
 from meshwright.frameworks.front_ends.weights import weight_note, weights_of
 from meshwright.frameworks.hf_arguments import flags_without_value
 from meshwright.frameworks.key_table import KeyTable
-from meshwright.frameworks.model_match import find_model
+from meshwright.frameworks.model_match import find_local_model, find_model
 from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.repository import declares
 from meshwright.frameworks.start_checks import TRAINER_CHOICES, Style, broken_checks, tables_of
@@ -259,7 +259,8 @@ def _start_findings(file: _File, refused: Sequence[Finding]) -> Iterator[Finding
         return
     processes = file.gpus.count or as_int(settings.get("num_processes"))
     named = next((settings[key] for key, name in one.names.items() if name == MODEL and key in settings), None)
-    model = find_model(str(named.value)) if named is not None and not named.unresolved else None
+    name = str(named.value) if named is not None and not named.unresolved else ""
+    model = find_model(name) or find_local_model(name)[0]
     style: Style = "command" if file.is_command else "yaml"
     tables = tables_of(one.name, settings, file.subcommand)
     reported = {finding.field for finding in refused}

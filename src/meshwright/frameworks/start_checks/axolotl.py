@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.frameworks.start_checks.groups import axolotl_group_checks
+from meshwright.frameworks.start_checks.model_classes import model_class_check, tokenizer_class_check
 from meshwright.frameworks.start_checks.trainer import IN_FIRST_STEP, skipped_targets, unknown_targets, wrong_direction
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
 from meshwright.models import quantized_bits
@@ -146,6 +147,10 @@ AXOLOTL = Table(
             "{early_stopping_patience} needs {save_steps} to be a multiple of {eval_steps}", _multiple_below,
             f"{PLACE}check_early_stopping"),
         wrong_direction(f"{SCHEMA}greater_is_better"),
+        *(model_class_check("base_model", key, "src/axolotl/loaders/model.py: _build_model")
+            for key in ("model_type", "type_of_model")),
+        tokenizer_class_check("base_model", "tokenizer_type", "tokenizer_config",
+            "src/axolotl/loaders/tokenizer.py: load_tokenizer"),
         unknown_targets("lora_target_modules", {"lora_target_modules": None, "lora_target_linear": True}),
         skipped_targets("lora_target_modules"),
         StartCheck("load_in_4bit", _loads_16_bits, "{load_in_4bit} needs adapter: qlora, not {adapter}",
