@@ -11,7 +11,7 @@ import pytest
 
 from meshwright import api
 from meshwright.engine.post_training.model_card import read_metrics
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, OutputError
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,16 @@ def test_existing_folder_is_not_overwritten(runs: dict[str, Path], tmp_path: Pat
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
         api.convert(str(runs["sft"]), str(tmp_path))
+
+
+def test_a_full_disk_of_temporary_files_names_their_variable(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 5))  # type: ignore[attr-defined]
+    with pytest.raises(OutputError, match="is the folder of temporary files") as caught:
+        api.evaluate(str(runs["peft"]))
+    assert caught.value.field == "TMPDIR"
+    assert caught.value.fix == ("export TMPDIR=FOLDER",)
 
 
 @pytest.mark.parametrize("goal", ["sft", "peft"])

@@ -28,7 +28,7 @@ from meshwright.engine.post_training.open_checkpoint import (
 )
 from meshwright.engine.rank_env import Process
 from meshwright.engine.warning_filters import no_progress
-from meshwright.errors import InputError
+from meshwright.errors import InputError, OutputError
 from meshwright.host_memory import GIB, free_gib
 from meshwright.models import load_config, quantization_of
 from meshwright.notes import note
@@ -126,7 +126,16 @@ def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
         yield found.path
         return
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        yield convert(path, str(Path(scratch) / "model"), merge=merged and has_adapters(found)).folder
+        yield _converted_for_reading(path, Path(scratch) / "model", merged and has_adapters(found))
+
+
+def _converted_for_reading(path: str, folder: Path, merge: bool) -> Path:
+    """Return a temporary conversion; its disk is that of temporary files, which the user did not choose."""
+    try:
+        return convert(path, str(folder), merge=merge).folder
+    except OutputError as error:
+        reason = f"is the folder of temporary files, where {path} is converted before it is read: {error.reason}"
+        raise OutputError(reason, field="TMPDIR", value=tempfile.gettempdir(), fix=("export TMPDIR=FOLDER",)) from None
 
 
 @contextmanager
