@@ -28,10 +28,13 @@ from meshwright.api.requests import Export
 from meshwright.choices import Scheduler
 from meshwright.errors import MeshwrightError
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
+from meshwright.frameworks.launch_checks import imported_launch
+from meshwright.frameworks.trainer_files import started_program
+from meshwright.frameworks.trainer_resume import RESUME, not_resumed
 from meshwright.frameworks.types import Program
 from meshwright.launch import build_job, config_paths, container_paths, other_frameworks, user_setup
 from meshwright.launch.build_job import FileRepair, LaunchRequest
-from meshwright.launch.job import find_scheduler
+from meshwright.launch.job import RESUMES, find_scheduler
 from meshwright.launch.start_folder import config_note, start_folder
 
 SAVE_EVERY = "checkpoint.save_every"
@@ -128,6 +131,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
     recipe = job.recipe
     if launch.requeued:
         recipe = other_frameworks.with_time_to_save(recipe, launch.framework, step_s, changes)
+    restart, restart_notes = _restart(launch, exported)
     about_data = tuple(one.message for one in data_findings(recipe)) if dataset else ()
     rows = _converted_rows(launch, data, recipe.data.dataset)
     if data and not launch.local:
@@ -135,7 +139,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
     if (read := exported.job.imported) is not None and read.framework.name == launch.framework:
         recipe = other_frameworks.with_output_folder(recipe, read.settings.parsed.settings)
     setup = user_setup.user_setup(exported.job.imported, started.program, launch.scheduler, request.image or "")
-    notes = (*save_notes, *started.notes, *storage, *about_data, *rows.notes)
+    notes = (*save_notes, *restart_notes, *started.notes, *storage, *about_data, *rows.notes)
     located = _located(launch, exported, started, job.files, (*notes, *job.notes))
     job = msgspec.structs.replace(job, files=located.files)
     return msgspec.structs.replace(
@@ -162,6 +166,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
         ),
         python_path=other_frameworks.CHECKOUTS[launch.framework].python_path,
         start=started.start,
+        restart=restart,
     )
 
 
@@ -233,6 +238,25 @@ def _start_folder(launch: FrameworkLaunch, exported: Exported) -> Path | None:
     if launch.request.framework_dir is not None:
         return Path(launch.request.framework_dir).expanduser().resolve()
     return start_folder(launch.framework, source.content, written.program, written.files)
+
+
+def _restart(launch: FrameworkLaunch, exported: Exported) -> tuple[str, tuple[str, ...]]:
+    """Return what the user's own program does when its job is started again, and a warning if it does not resume."""
+    source, program = exported.job.imported, exported.written.program
+    is_own = source is not None and source.framework.name == launch.framework and launch.framework in ARGUMENTS_FILE
+    if source is None or not is_own or program.argv[0] in exported.written.files:
+        return RESUMES, ()
+    content = source.content
+    is_code = content.format == "python"
+    command = None if is_code else imported_launch(content, source.settings.parsed)
+    if not is_code and (command is None or started_program(content, command.program) is None):
+        return f"resumes if your program does ({RESUME})", ()
+    found = not_resumed(content, command)
+    if found is None:
+        return RESUMES, ()
+    fix = " and ".join(found.fix)
+    requeued = ", also one that is requeued (--no-requeue ends the job instead)" if launch.requeued else ""
+    return "begins at step 0", (f"warning: {found.why}: every start begins at step 0{requeued}; write {fix}",)
 
 
 def _converted_rows(launch: FrameworkLaunch, data: Mapping[str, str], dataset: str) -> ConvertedRows:

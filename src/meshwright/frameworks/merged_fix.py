@@ -11,6 +11,7 @@ from typing import Any
 from meshwright import json_text
 
 _IN_PROGRAM = re.compile(r"(\S+\.py): (.+)")
+_KEYWORD = re.compile(r"\w+=")
 _IN_SECTION = re.compile(r"(\w+): \{(.+)\}")
 REMOVED = "without "
 LAUNCH = "accelerate launch "
@@ -28,7 +29,7 @@ def merged(texts: Sequence[str]) -> tuple[str, ...]:
         in_json = _json(text)
         if text.startswith(LAUNCH):
             found.setdefault(LAUNCH, []).append(text.removeprefix(LAUNCH))
-        elif program is not None and not program[2].startswith(REMOVED):
+        elif program is not None and _KEYWORD.match(program[2]):
             found.setdefault(f"{program[1]}: ", []).append(program[2])
         elif section is not None:
             found.setdefault(f"{section[1]}: {{", []).append(section[2])

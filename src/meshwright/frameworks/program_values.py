@@ -41,6 +41,8 @@ COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
     ast.In: lambda one, several: one in several,
     ast.NotIn: lambda one, several: one not in several,
 }
@@ -70,9 +72,15 @@ class ProgramValue(msgspec.Struct, frozen=True):
 class ProgramValues:
     """The names of a program and what each one is, by its syntax."""
 
-    def __init__(self, tree: ast.Module, given: Mapping[str, SourcedValue] | None = None) -> None:
-        """`given` are the arguments of the command that starts the program, by name."""
-        self.given = given or {}
+    def __init__(
+        self, tree: ast.Module, given: Mapping[str, SourcedValue] | None = None, *, started: bool = False
+    ) -> None:
+        """`given` are the arguments of the command that starts the program, by name.
+
+        `started`: they are all of them, so other options without a default are None; a variable of the environment is
+        unknown.
+        """
+        self.given, self.started = given or {}, started
         nodes = list(ast.walk(tree))
         self.constants = constants(nodes)
         self.assigned: dict[str, list[ast.expr]] = {}
@@ -189,7 +197,7 @@ class ProgramValues:
 
     def _called(self, node: ast.Call, options: list[str], depth: int) -> Any:
         name = ast.unparse(node.func)
-        if name in ENVIRONMENT and len(node.args) == 2:  # it holds unless the variable is set
+        if name in ENVIRONMENT and len(node.args) == 2 and not self.started:  # it holds unless the variable is set
             return self._value(node.args[1], options, depth)
         if name in CASTS and len(node.args) == 1 and not node.keywords:
             return CASTS[name](self._value(node.args[0], options, depth))
@@ -219,7 +227,10 @@ class ProgramValues:
             text = setting.value
             return _literal(text) if isinstance(text, str) else text
         if option.default is None:
-            raise _UnknownValueError
+            if not self.started or option.is_positional or any(option.name.startswith(one) for one in self.given):
+                raise _UnknownValueError
+            options.append(f"--{option.name}")
+            return None
         value = self._value(option.default, options, depth)
         if isinstance(value, str) and option.kind in ("int", "float"):  # argparse converts texts
             value = CASTS[option.kind](value)
@@ -265,6 +276,7 @@ class _Option(msgspec.Struct, frozen=True):
     default: ast.expr | None
     kind: str = ""
     is_switch: bool = False  # whether it has no value
+    is_positional: bool = False  # whether the command gives it without its name
 
 
 def constants(nodes: list[ast.AST]) -> dict[str, ast.expr]:
@@ -317,7 +329,8 @@ def _options(nodes: list[ast.AST]) -> dict[str, list[_Option]]:
             if default is not None and ast.unparse(default) == "None":
                 default = None  # the program decides
             kind = ast.unparse(words["type"]) if "type" in words else ""
-            found.setdefault(name, []).append(_Option(flag, default, kind, action in SWITCHES))
+            is_positional = not any(one.startswith("-") for one in flags)
+            found.setdefault(name, []).append(_Option(flag, default, kind, action in SWITCHES, is_positional))
     return found
 
 

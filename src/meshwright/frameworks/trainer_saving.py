@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from meshwright.frameworks.framework import Content
 from meshwright.frameworks.saving import RESUME_RULE, RULE, cost_of, job_hours, started_again
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.trainer_fields import OFF, SAVES, is_trainer
-from meshwright.frameworks.trainer_files import started_program
+from meshwright.frameworks.trainer_resume import RESUME, not_resumed
 from meshwright.frameworks.types import ProgramArguments, SourcedValue
 from meshwright.planner.saving import DISK_RULE, LATE_RULE, LATEST_KEPT, LONG_H, RARE_H, RARE_RULE, disk_message, hourly
 from meshwright.recipes.case import Case
@@ -24,9 +23,7 @@ from meshwright.rules.rule import Finding
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
-INTERVAL, KEEP, TRAIN, RESUME = "save_steps", "save_total_limit", "train", "resume_from_checkpoint"
-RESUMED = 'any(Path({trainer}.args.output_dir).glob("checkpoint-*"))'
-"""What resume_from_checkpoint is in a program that resumes, and that also starts: true fails without a checkpoint."""
+INTERVAL, KEEP = "save_steps", "save_total_limit"
 
 
 def trainer_saving_findings(
@@ -131,40 +128,6 @@ def _finding(rule: str, field: str, message: str, fix: tuple[str, ...], setting:
 
 def _not_resumed(content: Content, launch: LaunchCommand, again: str) -> Iterator[Finding]:
     """Yield the finding for a program, if it is here, whose trainer.train() resumes from no checkpoint."""
-    own = started_program(content, launch.program)
-    call = None if own is None else _train_call(own.text)
-    if own is None or call is None:
-        return
-    train = ast.unparse(call.func)
-    resumed = RESUMED.format(trainer=train.rpartition(".")[0])
-    imports = () if "Path" in own.text else (f"{own.path}: from pathlib import Path",)
-    yield Finding(
-        RESUME_RULE,
-        "warning",
-        RESUME,
-        f"{train}() has no {RESUME}: every start begins at step 0; {again}",
-        (f"{own.path}: {train}({RESUME}={resumed})", *imports),
-        file=own.path,
-        line=call.lineno,
-    )
-
-
-def _train_call(text: str) -> ast.Call | None:
-    """Return the call that trains from step 0; None if a call of the program may resume."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    calls = [
-        node
-        for node in nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == TRAIN
-    ]
-    trains = [one for one in calls if "trainer" in ast.unparse(one.func).lower()]
-    for one in trains:
-        given = {word.arg: word.value for word in one.keywords}
-        value = one.args[0] if one.args else given.get(RESUME)
-        from_start = isinstance(value, ast.Constant) and value.value in (None, False)
-        if None in given or (value is not None and not from_start):
-            return None
-    return trains[0] if trains else None
+    if (found := not_resumed(content, launch)) is not None:
+        message = f"{found.why}: every start begins at step 0; {again}"
+        yield Finding(RESUME_RULE, "warning", RESUME, message, found.fix, file=found.file, line=found.line)

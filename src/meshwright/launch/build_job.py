@@ -20,7 +20,15 @@ from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
 from meshwright.launch.container_paths import ELSEWHERE, container_notes, in_container, with_mounts
 from meshwright.launch.environment import advised
 from meshwright.launch.images import kind_for
-from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
+from meshwright.launch.job import (
+    CONTAINER_KINDS,
+    KUBERNETES_KINDS,
+    RESUMES,
+    Job,
+    Scheduler,
+    find_scheduler,
+    refuse_unused,
+)
 from meshwright.launch.kubernetes import on_kubernetes
 from meshwright.launch.other_frameworks import CHECKOUTS, planned_exit
 from meshwright.launch.skypilot import on_skypilot
@@ -63,6 +71,7 @@ DERIVED = (
     "comments",
     "kept_setup",
     "no_save",
+    "restart",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -87,6 +96,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     repair: FileRepair | None = None  # of the file that the job runs, if it has errors
     saves: bool = True  # it saves checkpoints, so a requeue resumes
     no_save: str = ""  # why it does not save on SIGTERM; empty if it does
+    restart: str = RESUMES  # what it does when the job is started again
     notes: tuple[str, ...] = ()  # notes for the user
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
     start: str = ""  # folder in which it starts in place of that of the job
@@ -235,7 +245,7 @@ def failure_note(job: Job) -> tuple[str, ...]:
     again = f"sbatch --dependency=afternotok:JOB_ID --kill-on-invalid-dep=yes {job.name}.sbatch"
     return (
         "a job whose rank fails (CUDA error, NCCL timeout, out of memory) ends and is not requeued: sbatch it again, "
-        f"with --exclude=NODE for a broken node, and it resumes from its last checkpoint; {again} does it by itself",
+        f"with --exclude=NODE for a broken node, and it {job.restart}; {again} does it by itself",
     )
 
 
@@ -292,6 +302,7 @@ def job_of(
             "comments": request.comments,
             "kept_setup": request.kept_setup,
             "no_save": request.no_save if request.saves else "a run without --out saves no checkpoints",
+            "restart": request.restart,
             "planned_exit_s": 60 * planned_exit(program).minutes,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }

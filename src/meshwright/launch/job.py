@@ -59,6 +59,9 @@ SBATCH_BAD = {
 }
 
 
+RESUMES = "resumes from its last checkpoint"
+
+
 class Variable(msgspec.Struct, frozen=True):
     """An environment variable that an engine requires, and why; value None means it must not be set."""
 
@@ -98,6 +101,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int = 0  # restarts of failed ranks
     grace_s: int = 60  # seconds for saving after SIGTERM
     no_save: str = ""  # why the program does not save on SIGTERM; empty if it does
+    restart: str = RESUMES  # what the program does when the job is started again
     # SLURM
     time: str = ""
     partition: str = ""

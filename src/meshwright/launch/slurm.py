@@ -11,7 +11,7 @@ from meshwright.launch import commands, images, values
 from meshwright.launch.artifacts import Launch
 from meshwright.launch.commands import Shell, joined
 from meshwright.launch.environment import threads
-from meshwright.launch.job import SBATCH_BAD, SBATCH_OURS, Job, Variable, sbatch_option
+from meshwright.launch.job import RESUMES, SBATCH_BAD, SBATCH_OURS, Job, Variable, sbatch_option
 from meshwright.version import VERSION
 
 SAVED = 75  # exit code of a run that was preempted and has saved a checkpoint
@@ -281,6 +281,7 @@ def _requeue(job: Job) -> list[str]:
     ended = saved if job.finds_ranks else interrupted
     planned = job.planned_exit_s
     reason = "$reason" if planned else "preempted"
+    to_resume = " to resume" if job.restart == RESUMES else ""
     # A training that is done just then is requeued once more: it resumes at its last step and ends at once.
     unless_done = [
         f"# The program ends after {planned // 60} minutes with 0, done or not.",
@@ -301,7 +302,7 @@ def _requeue(job: Job) -> list[str]:
         "  else",
         f'    echo "meshwright: {reason}; requeue number $((restarts + 1))" >&2',
         '    scontrol requeue "$SLURM_JOB_ID" ||',
-        '      echo "meshwright: SLURM refused to requeue the job; sbatch this script again to resume" >&2',
+        f'      echo "meshwright: SLURM refused to requeue the job; sbatch this script again{to_resume}" >&2',
         "  fi",
         "fi",
         'exit "$code"',
