@@ -141,6 +141,13 @@ def test_submit(meshwright: Any, slurm: FakeSlurm) -> None:
     assert meshwright(*TINY, "--submit").out == "submitted job 4711\n"
 
 
+def test_the_folder_of_the_log_is_made_with_the_files_of_the_job(meshwright: Any, slurm: FakeSlurm) -> None:
+    assert "mkdir -p logs/now where sbatch runs" in meshwright(*TINY, "--logs", "logs/now").err
+    assert not (slurm.folder / "logs").exists()
+    assert "mkdir -p" not in meshwright(*TINY, "--logs", "logs/now", "--write", "job").err
+    assert (slurm.folder / "logs/now").is_dir()
+
+
 def test_a_rejected_job(meshwright: Any, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_FAILS", "sbatch: error: Batch job submission failed: Invalid account")
     answer = meshwright(*TINY, "--submit")

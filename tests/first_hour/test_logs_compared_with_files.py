@@ -117,6 +117,18 @@ def test_the_settings_of_other_logs_are_compared_too(here: Path, meshwright: Any
     assert "steps=123" in found
 
 
+def test_another_save_interval_is_a_note(here: Path, meshwright: Any) -> None:
+    made = fake_case()
+    meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "mine.toml")
+    recipe = overrides.apply(made.recipe, ["checkpoint.save_every=670"])
+    run = replace(at_estimated_speed(made), settings=msgspec.to_builtins(recipe), total=recipe.train.steps)
+    Path("run.log").write_text(LOG_WRITERS["own"](run))
+    typed = ("doctor", "run.log", "--gpus", "8xH100", "--recipe", "mine.toml", "--json")
+    answer = meshwright(*typed).json
+    assert not [one for one in messages(answer, "run.differs-from-file") if "save_every" in one]
+    assert [one for one in answer["notes"] if one.startswith("save_every=670 in the log, save_every=")]
+
+
 DEEPSPEED = """{{
   "train_batch_size": 64,
   "train_micro_batch_size_per_gpu": {micro},

@@ -120,14 +120,15 @@ def test_an_export_says_that_the_folder_of_the_model_has_no_tokenizer(framework:
     config = {"model_type": "qwen3", "intermediate_size": 3072, "vocab_size": 64000, "head_dim": 64, **sizes}
     (folder / "config.json").write_text(json.dumps(config))
 
-    def notes(name: str, *overrides: str) -> str:
+    def warnings(name: str, *overrides: str) -> list[tuple[str, ...]]:
         typed = {"to": framework, "gpus": "8xH100", "goal": "pretrain", "out": str(tmp_path / name)}
-        return " ".join(library.export(str(folder), overrides=list(overrides), **typed).written.notes)
+        found = library.export(str(folder), overrides=list(overrides), **typed).checked.findings
+        return [one.fix for one in found if "has no tokenizer" in one.message]
 
-    assert "has no tokenizer" in notes("a", "data.dataset=/data/text_document")
-    assert "has no tokenizer" not in notes("b")  # random tokens
+    assert warnings("a", "data.dataset=/data/text_document") == [("data.tokenizer=FOLDER",)]
+    assert not warnings("b")  # random tokens
     (folder / "tokenizer.json").write_text("{}")
-    assert "has no tokenizer" not in notes("c", "data.dataset=/data/text_document")
+    assert not warnings("c", "data.dataset=/data/text_document")
 
 
 OWN_MOE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,19 @@ def test_head_is_answered_like_get_without_a_body(address: str) -> None:
     with testing.TestClient(create_app(Settings(workers=0)), base_url="http://127.0.0.1") as client:
         found = client.head(address)
         assert (found.status_code, found.content) == (client.get(address).status_code, b"")
+
+
+def test_the_config_of_a_model_has_a_field_of_its_own_over_http() -> None:
+    testing = pytest.importorskip("fastapi.testclient")
+    from meshwright.web.app import Settings, create_app
+
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "intermediate_size": 3072}
+    config = json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}, indent=2)
+    sent = {"gpus": "1xH100", "goal": "pretrain"}
+    with testing.TestClient(create_app(Settings(workers=0)), base_url="http://127.0.0.1") as client:
+        for contents in (config, json.loads(config)):
+            reply = client.post("/api/recommend", json={"model": contents, **sent})
+            error = reply.json()["error"]
+            assert (reply.status_code, error["field"]) == (422, "model")
+            assert error["fix"] == ['config: "the contents of the file"']
+        assert client.post("/api/recommend", json={"config": config, **sent}).status_code == 200

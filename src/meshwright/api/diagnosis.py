@@ -35,7 +35,7 @@ from meshwright.doctor.implied_settings import (
     with_implied_length,
     with_implied_micro_batch,
 )
-from meshwright.doctor.logged_settings import file_differences, stated_fields
+from meshwright.doctor.logged_settings import file_differences, stated_fields, without_intervals
 from meshwright.doctor.match_recipe import (
     closest_recipe,
     contradicting_model,
@@ -135,7 +135,8 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
             notes = (*dict.fromkeys((*notes, *again)), batch_note)
     if case is not None:
         run, padding_note = with_counted_tokens(with_all_gpus(run, case), case)
-        run, notes = _with_differences(run, request, case), (*notes, *filter(None, (padding_note,)))
+        run, interval_note = without_intervals(_with_differences(run, request, case))
+        notes = (*notes, *filter(None, (padding_note, interval_note)))
     if case is None and request.gpus is not None and run.header.on_gpu:  # typed, though there is no estimate for them
         run = _on_gpus(run, str(request.gpus))
     if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:

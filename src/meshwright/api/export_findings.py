@@ -155,3 +155,8 @@ def is_open(finding: RuleFinding) -> bool:
 def is_about_weights(finding: RuleFinding) -> bool:
     """Return whether a finding is fixed by naming the initial weights, which no layout changes."""
     return bool(finding.fix) and all(text.startswith("checkpoint.") for text in finding.fix)
+
+
+def is_about_tokenizer(finding: RuleFinding) -> bool:
+    """Return whether a finding is fixed by naming the tokenizer."""
+    return bool(finding.fix) and all(text.startswith("data.tokenizer=") for text in finding.fix)

@@ -17,6 +17,7 @@ from meshwright.api.export_findings import (
     WRITTEN,
     all_findings,
     in_users_file,
+    is_about_tokenizer,
     is_open,
     unconverted_data,
     with_open_source,
@@ -312,7 +313,8 @@ def _findings(
     found = [with_open_source(one, dropped) for one in all_findings(target.theirs, written, checked, fix)]
     found = [_with_accepted_fix(target, one) for one in found]
     if target.own is None:
-        return tuple(found)
+        about = tuple(frameworks.tokenizer_findings(target.theirs, checked.recipe, checked.model, written))
+        return (*about, *(one for one in found if not about or not is_about_tokenizer(one)))
     kept = (one for one in found if frameworks.as_in_files(one).severity != "advice")
     return tuple(in_users_file(one, target.own, written) for one in kept)
 

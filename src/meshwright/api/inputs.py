@@ -219,6 +219,7 @@ def read(
         if instead:
             values[field.name] = instead[0].file_name(arguments)
         elif value is not None:
+            _refuse_contents(field, value, known)
             values[field.name] = _converted(field, value, surface, strings)
         elif field.name in named and field.input.absent is not None:
             values[field.name] = field.input.absent
@@ -317,6 +318,17 @@ def _text(text: Text, value: Any) -> str:
         raise InputError("must be a string", field=text.name, value=value)
     _check_length(text.name, value, TEXT_BYTES)
     return value
+
+
+def _refuse_contents(field: Field, value: Any, texts: Mapping[str, Text]) -> None:
+    """Raise for the contents of a file in a field that takes a name, if a request has another field for them."""
+    text = next((one for one in field.input.texts if one.name in texts), None)
+    is_json = isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{"))
+    if text is None or not (is_json or (isinstance(value, str) and "\n" in value.strip())):
+        return
+    shown = value if isinstance(value, str) else str(value)
+    reason = f"takes a name, not the contents of a file: send them as text in {text.name}"
+    raise InputError(reason, field=field.name, value=shown, fix=(f'{text.name}: "the contents of the file"',))
 
 
 def _converted(field: Field, value: Any, surface: Surface, strings: bool) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import isclose
 from typing import Any
 
+import msgspec
+
 from meshwright import frameworks
 from meshwright.doctor.formats.printed_config import config_content
 from meshwright.doctor.run import FieldDifference, Run
@@ -17,6 +19,8 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import composite_keys, config_keys
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
+INTERVALS = ("checkpoint.save_every", "checkpoint.keep", "checkpoint.milestone_every", "train.log_every")
+"""Settings on which neither the training nor its memory and speed depend."""
 ROUNDED = 1e-4  # relative error of a number that a log prints
 
 
@@ -44,9 +48,24 @@ def file_differences(run: Run, recipe: Recipe, extra: tuple[str, ...]) -> tuple[
 def text_of_differences(run: Run) -> str:
     """Return the settings that a log and the user's file state differently, as one clause; empty if there are none."""
     found, file = run.header.file_differences, run.header.file
+    return f"{CONTRADICTS} {file}: {_both(found, file)}" if found else ""
+
+
+def without_intervals(run: Run) -> tuple[Run, str]:
+    """Return the run without differing intervals of checkpoints or log lines, and the note on them; empty if none."""
+    header = run.header
+    found = tuple(one for one in header.file_differences if one.field in INTERVALS)
+    if not found:
+        return run, ""
+    others = tuple(one for one in header.file_differences if one not in found)
+    note = f"{_both(found, header.file)}; a job that launch requeues saves more often than its file"
+    return msgspec.structs.replace(run, header=msgspec.structs.replace(header, file_differences=others)), note
+
+
+def _both(found: tuple[FieldDifference, ...], file: str) -> str:
     logged = ", ".join(format_override(one.name, one.logged) for one in found)
     theirs = ", ".join(format_override(one.name, one.stated) for one in found)
-    return f"{CONTRADICTS} {file}: {logged} in the log, {theirs} in {file}" if found else ""
+    return f"{logged} in the log, {theirs} in {file}"
 
 
 def logged_values(run: Run) -> dict[str, Any]:

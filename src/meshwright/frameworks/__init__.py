@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.result import IgnoredFinding as IgnoredFinding
     from meshwright.frameworks.result import RecipeCheckResult as RecipeCheckResult
     from meshwright.frameworks.result import UnresolvedValue as UnresolvedValue
+    from meshwright.frameworks.run_tokenizer import tokenizer_findings as tokenizer_findings
     from meshwright.frameworks.suffixes import SUFFIXES as SUFFIXES
     from meshwright.frameworks.suffixes import is_file as is_file
     from meshwright.frameworks.types import ExportedConfig as ExportedConfig
@@ -99,6 +100,7 @@ __getattr__ = LazyNames(
         "frameworks.our_fixes": "in_export in_our_keys superseded",
         "frameworks.patch_file": "own_variables patch referenced_file",
         "frameworks.result": "BaselineEntry CheckResult IgnoredFinding RecipeCheckResult UnresolvedValue",
+        "frameworks.run_tokenizer": "tokenizer_findings",
         "frameworks.suffixes": "SUFFIXES is_file",
         "frameworks.types": "ExportedConfig Program Settings SourcedValue UnmappedField",
     },

@@ -36,6 +36,7 @@ from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.other_versions import with_open_version
 from meshwright.frameworks.result import CheckResult, host_memory_notes
+from meshwright.frameworks.run_tokenizer import file_findings as tokenizer_findings
 from meshwright.frameworks.saving import resume_findings, saving_findings
 from meshwright.frameworks.to_recipe import (
     ImportedRecipe,
@@ -209,6 +210,7 @@ def _check(
         *launch_findings(content, imported.parsed, on, gpus, own_count),
         *_checkpoint_findings(content, imported, sized, estimate, buildable, case),
         *model_findings(imported, model),
+        *tokenizer_findings(imported),
         *imported.mapped.findings,
         *theirs,
         *_without_duplicates(imported, ours, theirs),

@@ -13,10 +13,11 @@ from meshwright.choices import GOALS
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import ENVIRONMENT, in_folder, tokenizer_notes
+from meshwright.frameworks.initial_weights import ENVIRONMENT, in_folder
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.mapping import NO_KEY, relevant_fields, same_value
 from meshwright.frameworks.model_match import model_path, own_numbers
+from meshwright.frameworks.run_tokenizer import without_files
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
@@ -25,6 +26,7 @@ from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import composite_keys, config_keys
 from meshwright.recipes.key_maps.local_batch import same_passes
+from meshwright.recipes.key_maps.torchtitan import DEFAULT_ASSETS
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 
@@ -32,7 +34,7 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     """Return the files and program that train this recipe; fields that would be lost are listed."""
     require_length(framework, recipe)
     require_goal(framework, recipe)
-    written = write(framework, recipe, model, on)
+    written = write(framework, without_files(recipe, framework.key_map), model, on)
     back = read_back(framework, written, model, on)
     mapped = tuple(one for one in written.unmapped if not _is_derived(one, back))
     written = msgspec.structs.replace(written, unmapped=mapped)
@@ -42,9 +44,7 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     set_later = _set_by_scripts(framework, written, recipe, model, on, [one.field for one in lost])
     lost = tuple(_with_scripts(one, written) if one.field in set_later else one for one in lost)
     written = msgspec.structs.replace(written, first_file_lacks=set_later)
-    if framework.name not in READS_OTHERWISE:
-        notes = (*written.notes, *tokenizer_notes(recipe, model))
-        written = msgspec.structs.replace(written, notes=tuple(dict.fromkeys(notes)))
+    written = msgspec.structs.replace(written, notes=tuple(dict.fromkeys(written.notes)))
     without_key = tuple(_with_what_applies(framework, one) for one in written.unmapped)
     return msgspec.structs.replace(written, unmapped=(*without_key, *numbers, *lost))
 
@@ -93,7 +93,6 @@ def _is_derived(one: UnmappedField, back: Recipe) -> bool:
 BY_OPERATION = ("ops",)
 SHARDING = ("layout.strategy", "layout.dp_replicate", "layout.dp_shard")
 ARGUMENTS_FILE = ("deepspeed", "accelerate")  # exports with a file of the Trainer's arguments
-READS_OTHERWISE = ("torchtitan", *ARGUMENTS_FILE)  # has a note of its own; programs that open the tokenizer themselves
 NAMES_A_MODEL = ("automodel",)  # and has no file for another; torchtitan's export defines a flavor
 NAMED_BY_MODEL = ("checkpoint.pretrained", "data.tokenizer")  # unset, they are those of the model's hub id
 GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}
@@ -189,7 +188,7 @@ def differences(
     """Return the fields whose value changes when the export is read back."""
     found = read_back(framework, written, model, on)
     text = next(iter(written.files.values()))
-    own = (model.hf_id, model_path(recipe, model), recipe.checkpoint.pretrained)
+    own = (model.hf_id, model_path(recipe, model), recipe.checkpoint.pretrained, f"{DEFAULT_ASSETS}{model.name}")
     retained = any(one.field == "checkpoint.keep" for one in written.unmapped)  # which are kept, in place of how many
     return tuple(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -13,7 +13,7 @@ from meshwright import file_access, models
 from meshwright.errors import InputError
 from meshwright.frameworks.environment import REFERENCE
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.model_match import find_model, model_path
+from meshwright.frameworks.model_match import find_model
 from meshwright.models import ModelSpec
 from meshwright.recipes.model_changes import sizes
 from meshwright.recipes.types import Recipe
@@ -107,37 +107,6 @@ def loadable_weights(recipe: Recipe, source: Framework, target: Framework, given
     checkpoint = msgspec.structs.replace(recipe.checkpoint, pretrained=name)
     changed = msgspec.structs.replace(recipe, checkpoint=checkpoint)
     return changed, f"checkpoint.pretrained={weights} {reason}: {note}"
-
-
-def tokenizer_of(recipe: Recipe, model: ModelSpec) -> str:
-    """Return the tokenizer of a run: as named, that of its weights, or that published with the model; empty if unknown.
-
-    A model in the user's own sizes is written as a catalogue model with another vocabulary, whose tokenizer is not his.
-    """
-    weights, vocabulary = recipe.checkpoint.pretrained, recipe.architecture.vocab
-    if recipe.data.tokenizer or (weights and is_hugging_face(weights)):
-        return recipe.data.tokenizer or weights
-    published = find_model(recipe.model)
-    is_other = vocabulary is not None and (published is None or published.vocab != vocabulary)
-    return "" if is_other else model_path(recipe, model) or model.hf_id or ""
-
-
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
-"""Files of which a Hugging Face folder with a tokenizer has one."""
-
-
-def tokenizer_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
-    """Yield a note on a folder of this machine that a job reads its tokenizer from and that has none."""
-    if recipe.data.dataset == "mock" and not recipe.data.blend and not recipe.data.tokenizer:
-        return  # random tokens
-    named = tokenizer_of(recipe, model)
-    if file_access.closed() or not named or not Path(named).expanduser().is_dir():
-        return
-    if not any((Path(named).expanduser() / name).is_file() for name in TOKENIZERS):
-        yield (
-            f"{named} has no tokenizer ({TOKENIZERS[0]} or {TOKENIZERS[1]}), and the job would read it there: "
-            "put it there, or name another folder with data.tokenizer=PATH"
-        )
 
 
 def shell_word(word: str, variables: Mapping[str, str], expanded: Collection[str] = ()) -> str:

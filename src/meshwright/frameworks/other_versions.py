@@ -52,6 +52,7 @@ OF_MEGATRON = tuple(
 """Rules that hold for every program on Megatron-Core: they divide sizes, or order kernels."""
 MAY_CHANGE = "flags that only the program has may change it"
 MAY_ACCEPT = "another version may accept it"  # in the finding of a name that our version rejects
+OF_ARGUMENTS = ("accelerate", "deepspeed")
 WITHOUT_SUGGESTIONS = ("megatron-bridge",)
 """Frameworks most of whose keys are never suggested: an unknown key without a suggestion may be a typing error."""
 _ABSENT = re.compile(r"\b(has no|does not accept|ignores)\b")
@@ -92,7 +93,12 @@ def with_open_version(
 
 
 def _is_exported(framework: Framework, content: Content) -> bool:
-    """Return whether the first comment of a file says that it was exported for the version of our tables."""
+    """Return whether the first comment of a file says that it was exported for the version of our tables.
+
+    The file for Accelerate or DeepSpeed is not all of an export: arguments of the program are beside it.
+    """
+    if framework.name in OF_ARGUMENTS:
+        return False
     head = next((line for line in content.text.splitlines()[:2] if line.startswith("# ")), "")
     return WRITTEN in head and framework.version in head
 

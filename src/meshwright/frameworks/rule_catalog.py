@@ -92,6 +92,12 @@ PARSE_FINDINGS = (
         "a dataset is named by a path that this machine does not have",
     ),
     ParseFinding(
+        "data.no-tokenizer",
+        "error",
+        "OSError or ValueError while the tokenizer is loaded",
+        "a tokenizer is loaded from a folder or by a hub id; a config.json or an empty folder has none",
+    ),
+    ParseFinding(
         "launch.missing-config",
         "error",
         "FileNotFoundError at start-up",

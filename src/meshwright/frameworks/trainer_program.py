@@ -11,6 +11,7 @@ import msgspec
 
 from meshwright import file_access
 from meshwright.frameworks.model_match import model_path
+from meshwright.frameworks.run_tokenizer import tokenizer_of
 from meshwright.frameworks.trainer_args import CALLBACKS, PROGRAM, QUANTIZED, SAMPLE_LENGTH, WRITTEN, stops_early
 from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec, MoE
@@ -203,6 +204,7 @@ def _pretraining(recipe: Recipe, model: ModelSpec, module: str) -> str:
     stops = bool(held_out) and stops_early(recipe)
     source = _source(recipe, model)
     starts = bool(recipe.checkpoint.pretrained)
+    tokenizer = recipe.data.tokenizer or recipe.checkpoint.pretrained or tokenizer_of(recipe, model)
     kind = DTYPES.get(recipe.precision.master, "float32")
     classes = [*([] if starts else ["AutoConfig"]), "AutoModelForCausalLM", "AutoTokenizer", "Trainer"]
     options = "".join(f", {one}" for one in [f'dtype="{kind}"', *_attention(recipe)])
@@ -220,7 +222,7 @@ def _pretraining(recipe: Recipe, model: ModelSpec, module: str) -> str:
         ],
     )
     lines += [
-        f'tokenizer = AutoTokenizer.from_pretrained("{recipe.data.tokenizer or source}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{tokenizer}")',
         "",
         "",
         "def to_samples(rows):",

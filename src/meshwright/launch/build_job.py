@@ -206,15 +206,16 @@ def launch(
     result = WRITERS[scheduler](job)
     restarts = (*requeue_warning(request.run_s, job), *failure_note(job)) if scheduler == "slurm" else ()
     notes = (*result.notes, *container_notes(request.recipe, job, scheduler), *restarts, *request.notes)
+    makes_logs = bool(job.logs) and (submits or folder is not None)
+    if job.logs and not makes_logs:
+        notes += (f"mkdir -p {job.logs} where sbatch runs: without the folder of its log SLURM ends a job silently",)
     result = msgspec.structs.replace(result, notes=notes, files={**result.files, **request.beside})
     paths = write(result, folder, overwrite) if folder is not None else ()
     if folder is not None:
         result = msgspec.structs.replace(result, commands=_from_here(result, folder))
-    number = None
-    if submits:
-        if job.logs:  # SLURM silently ends a job if the folder of its log is missing
-            Path(job.logs).mkdir(parents=True, exist_ok=True)
-        number = submit(result)
+    if job.logs and makes_logs:
+        Path(job.logs).mkdir(parents=True, exist_ok=True)
+    number = submit(result) if submits else None
     return Started(result, request.findings, paths, number)
 
 

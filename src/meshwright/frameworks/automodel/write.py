@@ -13,6 +13,7 @@ from meshwright.frameworks.common import KEEP_ALL, random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.model_match import model_path
+from meshwright.frameworks.run_tokenizer import lacks_tokenizer
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD, groups_of
@@ -201,6 +202,8 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
             "dataset.num_samples": 1_000_000,
         }
         settings["dataloader.batch_size"] = None
+        if not data.tokenizer and not recipe.checkpoint.pretrained and lacks_tokenizer(recipe, model):
+            settings["dataset.tokenizer"] = None  # else it is loaded from the model's folder, also for random tokens
     elif _has_token_files(recipe):
         settings |= {"dataset._target_": TOKEN_DATASET, "dataset.splits_to_build": "train"}
         settings["dataset.split"] = split_text(data.validation_part)  # the default trains on nine tenths

@@ -16,7 +16,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes, torchrun
 from meshwright.frameworks.environment import REFERENCE, required_variables, variables_in
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import is_hub_id, needs_converted, shell_word, tokenizer_of
+from meshwright.frameworks.initial_weights import is_hub_id, needs_converted, shell_word
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.bridged import BRIDGED_SHOWN, is_bridged
 from meshwright.frameworks.megatron_bridge.format_override import format_override
@@ -28,6 +28,7 @@ from meshwright.frameworks.megatron_bridge.settings import (
 )
 from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.frameworks.model_match import model_path
+from meshwright.frameworks.run_tokenizer import tokenizer_of
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import Mamba2, ModelSpec, has_other_weights
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups, groups_of
@@ -253,7 +254,8 @@ def _as_python(
         reason = f"Megatron-Bridge has no bridge for {model.hf_class or model.model_type}; it has {BRIDGED_SHOWN}"
         raise InputError(reason, field="model", value=model.name)
     if path:
-        notes = [*notes, f"{path} must be there where the job runs: its config.json gives the shape"]
+        config = "it" if path.endswith(".json") else "its config.json"
+        notes = [*notes, f"{path} must be there where the job runs: {config} gives the shape"]
     if recipe.benchmark:
         raise InputError(
             "Megatron-Bridge has no benchmark of this name; export the recipe without benchmark settings",
@@ -328,7 +330,7 @@ def _model_lines(recipe: Recipe, model: ModelSpec, imports: list[str]) -> list[s
         return [*lines, *(f"cfg.tokenizer.{key} = {_literal(value)}" for key, value in null.items())]
     if tokenizer.endswith(SENTENCEPIECE):  # the common recipe has a Hugging Face tokenizer
         lines.append(f"cfg.tokenizer.tokenizer_type = {_literal(_tokenizer_type(tokenizer))}")
-    return [*lines, f"cfg.tokenizer.tokenizer_model = {_literal(tokenizer)}"]
+    return [*lines, f"cfg.tokenizer.tokenizer_model = {_literal(tokenizer)}"] if tokenizer else lines
 
 
 def _literal(value: Any) -> str:

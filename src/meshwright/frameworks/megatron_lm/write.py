@@ -16,7 +16,7 @@ from meshwright.frameworks.beyond_sizes import require_plain
 from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes
 from meshwright.frameworks.environment import required_variables
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import needs_converted, shell_word, tokenizer_of
+from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, flag_of
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
@@ -25,6 +25,7 @@ from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OFFLOAD_V1, OFFLOADED_EXPERT_MODULES, OFFLOADED_MODULES
 from meshwright.frameworks.megatron_lm.tokenizers import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.frameworks.model_match import tokenizer_vocabulary
+from meshwright.frameworks.run_tokenizer import tokenizer_of
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
@@ -155,7 +156,8 @@ def retention(recipe: Recipe) -> Retention | None:
     if checkpoint.keep == 1:
         return Retention(every, "")
     kept = f"the latest checkpoint and one every {plural(every, 'step')} (--save-retain-interval)"
-    return Retention(every, f"Megatron-LM keeps {kept}, at most {checkpoint.keep} in all")
+    more = "checkpoint.milestone_every=N keeps those of every N steps"
+    return Retention(every, f"Megatron-LM keeps {kept}, at most {checkpoint.keep} in all; {more}")
 
 
 def _captures(recipe: Recipe) -> bool:
@@ -300,8 +302,6 @@ def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
         yield "--sft reads JSON lines with messages"
     elif recipe.data.dataset != "mock" or recipe.data.blend:
         yield "data paths are prefixes of files written by tools/preprocess_data.py"
-    if recipe.data.dataset != "mock" and not tokenizer_of(recipe, model):
-        yield "the tokenizer of this model is unknown: name it with data.tokenizer=FOLDER"
 
 
 def _argv(key: str, value: Any) -> list[str]:

@@ -13,6 +13,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import in_folder, is_hub_id
 from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, without_defaults
 from meshwright.frameworks.model_match import model_path, own_numbers
+from meshwright.frameworks.run_tokenizer import model_folder
 from meshwright.frameworks.torchtitan.derived_fields import ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
@@ -127,8 +128,10 @@ def _data_notes(recipe: Recipe, unmapped: Sequence[UnmappedField]) -> Iterator[s
 
 
 def _tokenizer_note(assets: str, recipe: Recipe, model: ModelSpec) -> str:
-    if assets in (recipe.data.tokenizer, model_path(recipe, model)):
+    if assets in (recipe.data.tokenizer, model_folder(recipe, model)):
         return f"torchtitan reads the tokenizer in {assets}: it needs a tokenizer.json"
+    if model_path(recipe, model):
+        return f"put the tokenizer into {assets}, where torchtitan reads it"
     return f"download the tokenizer to {assets} (scripts/download_hf_assets.py)"
 
 
@@ -154,6 +157,7 @@ def _lost_fields(
         key
         for key in relevant_fields(recipe, model)
         if key not in known
+        and not (key == "data.tokenizer" and not recipe.data.tokenizer)  # a folder to put the model's into
         and not same_value(field_value(found, key), field_value(recipe, key))
         and not (key == "layout.pp_micro_batches" and same_passes(found, recipe, on.world))
     ]
@@ -172,7 +176,7 @@ def _settings(
     local = "" if is_hub_id(tokenizer) else tokenizer  # an id is downloaded to a folder first
     named = (tokenizer if tokenizer and not local else "") or model.hf_id or model.name
     settings["model.hf_assets_path"] = (
-        local or (model_path(recipe, model) if not tokenizer else "") or DEFAULT_ASSETS + named.split("/")[-1]
+        local or (model_folder(recipe, model) if not tokenizer else "") or DEFAULT_ASSETS + named.split("/")[-1]
     )
     if tokenizer and not local and tokenizer != model.hf_id:
         reason = f"torchtitan reads it from a folder: download it to {settings['model.hf_assets_path']}"
