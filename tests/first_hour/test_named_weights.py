@@ -289,3 +289,13 @@ def test_an_export_says_where_another_phase_would_be_resumed(
     assert ("nemo_experiments/default/checkpoints" in notes) == (goal == "sft" or bool(named))
     notes = " ".join(meshwright(*words, "checkpoint.folder=/runs/a", "--json").json["notes"])
     assert "nemo_experiments" not in notes
+
+
+def test_an_exported_file_with_weights_of_a_run_is_checked_with_its_model(meshwright: Any, tmp_path: Path) -> None:
+    words = ("llama3_8b_sft_config", "--to", "automodel", "--gpus", "8xH200", "checkpoint.pretrained=./run/hf")
+    assert meshwright("export", *words, "--out", "job").code == 0
+    file = tmp_path / "job" / "llama3_8b_sft_config.yaml"
+    answer = meshwright("check", str(file), "--gpus", "8xH200", "--json").json
+    assert (answer["ok"], answer["model"]) == (True, "llama3_8b")
+    assert answer["estimate"]
+    assert any("it has weights of llama3_8b, as a comment of the file says" in one for one in answer["notes"])

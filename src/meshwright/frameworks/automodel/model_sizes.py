@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.frameworks.common import is_int
+from meshwright.frameworks.initial_weights import is_hub_id
+from meshwright.frameworks.model_match import find_model, same_shape
 from meshwright.frameworks.types import Settings
 from meshwright.models import Attention, Dense, ModelSpec, config_named, reshape
 from meshwright.recipes.model_changes import sizes
@@ -25,6 +28,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "topk": ("num_experts_per_tok",),
 }
 """Keys of a Hugging Face config by our name of a size."""
+_WEIGHTS = re.compile(r"(?m)^# weights of (\S+)$")
 EXPERT_WIDTH = ("moe_intermediate_size", "intermediate_size")
 
 
@@ -68,3 +72,17 @@ def _keys(name: str, model: ModelSpec) -> tuple[str, ...]:
     """Return the keys of a size; without dense blocks, the width is that of the experts."""
     has_dense = any(isinstance(group.layer.ffn, Dense) for group in model.groups)
     return EXPERT_WIDTH if name == "ffn" and model.moe is not None and not has_dense else KEYS[name]
+
+
+def weights_comment(recipe: Recipe, model: ModelSpec) -> str:
+    """Return the comment that names the model of weights that a file names by path; empty if check can tell it."""
+    weights, published = recipe.checkpoint.pretrained, find_model(model.name)
+    if not weights or is_hub_id(weights) or published is None or not same_shape(published, model):
+        return ""
+    return f"# weights of {model.name}\n"
+
+
+def commented_model(text: str) -> ModelSpec | None:
+    """Return the model of weights that are elsewhere, as the comment of an export names it; None without one."""
+    stated = _WEIGHTS.search(text)
+    return None if stated is None else find_model(stated[1])

@@ -20,7 +20,7 @@ from meshwright.frameworks.automodel.derived_fields import (
 )
 from meshwright.frameworks.automodel.extra_keys import COMMON_BLOCKS, OWN_PACKED_KERNELS
 from meshwright.frameworks.automodel.ignored_keys import IGNORED_KEY_RULES
-from meshwright.frameworks.automodel.model_sizes import changed_sizes
+from meshwright.frameworks.automodel.model_sizes import changed_sizes, commented_model
 from meshwright.frameworks.automodel.targets import TARGET_RULES, has_own_model, recipe_names
 from meshwright.frameworks.automodel.values import (
     axis_size,
@@ -257,7 +257,7 @@ def _parsed(
         kind = f"{'a VLM' if recipe else 'an LLM'} recipe"
         notes.append(f"the file has no recipe key, which the automodel command requires: it is read as {kind}")
     files = tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())]))
-    model = None if is_other_recipe else _model(normalized, notes)
+    model = None if is_other_recipe else _model(normalized, notes, content.text)
     sizes, problem = changed_sizes(normalized, model) if model_name(normalized) else ({}, "")
     if problem:
         notes.append(problem)
@@ -301,11 +301,13 @@ def _suppressed(settings: Settings, model: ModelSpec | None) -> Iterator[str]:
         yield "peft.experts-tensor-parallel"
 
 
-def _model(settings: Settings, notes: list[str]) -> ModelSpec | None:
+def _model(settings: Settings, notes: list[str], text: str) -> ModelSpec | None:
     name = model_name(settings)
     if name:
         own, problem = find_local_model(name)
         found = own or find_model(name)
+        if found is None and not problem and is_path(name) and (found := commented_model(text)) is not None:
+            notes.append(f"{name} is not here: it has weights of {found.name}, as a comment of the file says")
         if found is None:
             reason = problem or ("no such folder with a config.json here" if is_path(name) else "not in the catalogue")
             notes.append(f"{name}: {reason}, so its sizes are unknown (--model ./config.json)")

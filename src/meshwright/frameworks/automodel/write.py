@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.automodel.format_override import scalar
-from meshwright.frameworks.automodel.model_sizes import size_settings
+from meshwright.frameworks.automodel.model_sizes import size_settings, weights_comment
 from meshwright.frameworks.common import KEEP_ALL, random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
@@ -96,7 +96,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     name = f"{recipe.name or 'recipe'}.yaml"
     return ExportedConfig(
         framework=framework.name,
-        files={name: _yaml(framework, recipe, kept)},
+        files={name: _yaml(framework, recipe, model, kept)},
         program=Program(argv=("-m", "nemo_automodel.cli.app", name)),
         unmapped=tuple(lost),
         notes=tuple(_notes(recipe)),
@@ -277,9 +277,10 @@ def _notes(recipe: Recipe) -> Iterator[str]:
         yield "evaluation requires a validation_dataset block"
 
 
-def _yaml(framework: Framework, recipe: Recipe, settings: Mapping[str, Any]) -> str:
+def _yaml(framework: Framework, recipe: Recipe, model: ModelSpec, settings: Mapping[str, Any]) -> str:
     goal = {"pretrain": "pretraining", "sft": "fine-tuning", "peft": "adapters"}[recipe.goal]
     head = f"# {recipe.name} ({goal}) for {framework.title} ({framework.version}), written by meshwright export\n"
+    head += weights_comment(recipe, model)
     tables = nest(settings)
     ordered = [name for name in SECTIONS if name in tables] + [name for name in tables if name not in SECTIONS]
     return head + "".join(f"\n{_yaml_block(name, tables[name], 0)}" for name in ordered)
