@@ -113,6 +113,18 @@ def test_published_files_have_no_unread_keys() -> None:
         assert unread == [], name
 
 
+def test_the_published_keys_of_a_second_rope_base_are_read() -> None:
+    published = {
+        "rope_theta": 1000000,
+        "rope_local_base_freq": 10000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    }
+    with collect_unread() as unread:
+        spec_from_config({**catalogue.config_of("gemma3_1b"), **published}, "gemma")
+    assert unread == []
+
+
 def test_files_that_transformers_writes_have_no_unread_keys() -> None:
     configurations = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     extra = {

@@ -14,6 +14,7 @@ from meshwright.toml_tables import TomlTables
 from .catalogue import config_file, config_of, find, names, without_hub_url
 from .reader import load_config
 from .readers.architectures import class_defaults
+from .readers.computed import LOCAL_BASES
 from .spec import Mamba2, ModelSpec
 
 
@@ -141,8 +142,6 @@ def ropes_of_layers(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [table for place, table in enumerate(found) if table not in found[:place]]
 
 
-LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
-"""Keys of the RoPE base of layers with a window, where the config has no table per kind of layer."""
 CLASS_ROPES = {"mellum": {GLOBAL_LAYERS: {"rope_theta": 500000.0}, "sliding_attention": {"rope_theta": 10000.0}}}
 """RoPE of each kind of layer that a config class of transformers has without one in the config."""
 

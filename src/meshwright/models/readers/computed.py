@@ -43,11 +43,20 @@ ROPE_NUMBERS = (
 ROPE_LISTS = ("short_factor", "long_factor")
 ROPE_SETTINGS = ("rope_type", "type", *ROPE_NUMBERS, *ROPE_LISTS)
 """Keys of a table of RoPE settings; other keys with tables are kinds of layers."""
+LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
+"""Keys of the RoPE base of layers with a window, where the config has no table per kind of layer."""
 NUMBERS = (
-    "rope_theta", "partial_rotary_factor", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps",
-    "norm_epsilon", "initializer_range", "attention_dropout",
+    "rope_theta", *LOCAL_BASES, "partial_rotary_factor", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
+    "norm_eps", "norm_epsilon", "initializer_range", "attention_dropout",
 )  # fmt: skip
-POSITIVE = ("factor", "original_max_position_embeddings", "rope_theta", "low_freq_factor", "high_freq_factor")
+POSITIVE = (
+    "factor",
+    "original_max_position_embeddings",
+    "rope_theta",
+    *LOCAL_BASES,
+    "low_freq_factor",
+    "high_freq_factor",
+)
 LARGEST = 1e300
 ENCODERS = ("vision", "audio")  # starts of the names of their sections
 SHOWS_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
