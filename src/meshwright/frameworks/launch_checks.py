@@ -14,8 +14,11 @@ from meshwright.frameworks import cut_commands, node_rank
 from meshwright.frameworks.common import visible_devices
 from meshwright.frameworks.deepspeed_launch import more_gpus_than_given
 from meshwright.frameworks.framework import Content, ParsedConfig
+from meshwright.frameworks.job_signal import RULE as SIGNAL
+from meshwright.frameworks.job_signal import signal_findings
 from meshwright.frameworks.launch_threads import too_many_threads
 from meshwright.frameworks.launch_variables import bad_variables
+from meshwright.frameworks.launcher_options import misspelled_options
 from meshwright.frameworks.requested_gpus import more_than_a_node_has, other_type, requested_gpus
 from meshwright.frameworks.separate_runs import RULE as SEPARATE
 from meshwright.frameworks.separate_runs import separate_runs
@@ -70,13 +73,9 @@ RULES = (
                "a line of the command has no backslash, blanks after it, or is followed by an empty line or a comment"),
     LaunchRule(ARITHMETIC, "error", "value too great for base, or syntax error: invalid arithmetic operator",
                "bash computes with integers: 200B, 200e9 and 0.01 are none"),
-    LaunchRule("launch.signal", "warning", "the job ends at its time limit without a checkpoint of the last steps",
+    LaunchRule(SIGNAL, "warning", "the job ends at its time limit without a checkpoint of the last steps",
                "the signal before the time limit reaches nothing that saves"),
 )  # fmt: skip
-SIGNAL = re.compile(r"(?:(?P<shell>R?BR?):|R:)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<seconds>\d+))?")
-SIGNAL_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
-SAVES_ON = "TERM"  # the signal that --exit-signal-handler of Megatron-LM handles
-HANDLES_NONE = "pretrain_"  # prefix of Megatron-LM's programs, which save on a signal only with that option
 QUOTES_IGNORED = ("--split",)
 """Flags of which Megatron-LM reads the numbers, whatever is around them."""
 SEVERITY = {one.id: one.severity for one in RULES}
@@ -90,11 +89,12 @@ def launch_findings(
     `own_count`: the number of the GPUs is the file's own.
     """
     quoted = [*cut_commands.cut_findings(content), *arithmetic_findings(content), *_literal_quotes(content)]
-    quoted += _signal(content, parsed)
+    quoted += signal_findings(content, parsed)
     any_launch = imported_launch(content, parsed)
     given_on = cluster if gpus is not None else None
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))
     environment += [] if any_launch is None else too_many_threads(any_launch)
+    quoted += [] if any_launch is None else misspelled_options(any_launch)
     quoted += [] if any_launch is None else separate_runs(content, any_launch)
     quoted += [] if any_launch is None else missing_ranks(content, any_launch, parsed)
     launch = _checked_launch(content, parsed)
@@ -403,40 +403,6 @@ def _head(launch: LaunchCommand) -> Iterator[Finding]:
             value = f"{node}:{port}" if port else node
             text = f"--{name} {setting.value} with {_several_nodes(launch)} nodes: each node waits at itself"
             yield _finding("launch.head", f"--{name}", setting, text, f"torchrun --{name} {value}")
-
-
-def _signal(content: Content, parsed: ParsedConfig) -> Iterator[Finding]:
-    """Yield a signal of the SLURM job that ends the batch shell or the ranks in place of saving a checkpoint."""
-    option = None if content.script is None else content.script.sbatch.get("signal")
-    found = None if option is None or option.unresolved else SIGNAL.fullmatch(str(option.value).upper())
-    if option is None or found is None:
-        return
-    name = SIGNAL_NUMBERS.get(found["name"], found["name"])
-    ahead = f"{found['seconds'] or 60} s before the time limit"
-    handler = parsed.settings.get("exit_signal_handler")
-    is_megatron = handler is not None or parsed.entry.startswith(HANDLES_NONE)
-    fix: tuple[str, ...] = (f"#SBATCH --signal={SAVES_ON}@{found['seconds'] or 60}",) if is_megatron else ()
-    fix = fix if handler is not None or not fix else ("--exit-signal-handler", *fix)
-    if found["shell"] and not _traps(content.text, name):
-        text = (
-            f"--signal={option.value} ends the batch shell {ahead}, because it has no trap for {name}: "
-            "SLURM then kills the ranks after its KillWait, 30 s by default"
-        )
-        yield _finding("launch.signal", "signal", option, text, *fix)
-    elif not found["shell"] and handler is not None and "exit_signal" not in parsed.settings and name != SAVES_ON:
-        text = f"--signal={option.value} ends the ranks {ahead}: --exit-signal-handler saves on SIG{SAVES_ON} only"
-        yield _finding("launch.signal", "signal", option, text, *fix)
-    elif not found["shell"] and handler is None and is_megatron and not _traps(content.text, name):
-        text = f"--signal={option.value} ends the ranks {ahead}, without a checkpoint: --exit-signal-handler is not set"
-        yield _finding("launch.signal", "signal", option, text, *fix)
-
-
-def _traps(text: str, name: str) -> bool:
-    """Return whether a script may handle a signal: by a trap, in a file it sources, or as the program it becomes."""
-    numbers = [number for number, one in SIGNAL_NUMBERS.items() if one == name]
-    names = "|".join((f"(?:SIG)?{name}", *numbers))
-    trap = rf"^[^#\n]*\btrap\b[^\n]*(?<![\w$])(?:{names})\b"
-    return bool(re.search(rf"{trap}|^\s*(?:source|\.|exec)\s", text, re.MULTILINE | re.IGNORECASE))
 
 
 def _environment(launch: LaunchCommand, given: Cluster | None) -> Iterator[Finding]:

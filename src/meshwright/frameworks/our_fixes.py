@@ -90,7 +90,8 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
             changed = with_file
             continue
         if text.startswith(("torchrun --", "deepspeed --", LAUNCH, "#SBATCH --", "unset ")):
-            launches = tuple(_with_launch_option(one, text, content.path) for one in changed.launches)
+            gone = finding.field if finding.rule.startswith(REPLACED) else ""
+            launches = tuple(_with_launch_option(_without(one, gone), text, content.path) for one in changed.launches)
             changed = msgspec.structs.replace(changed, launches=launches)
             continue
         if text == TASK_RANKS:
@@ -157,6 +158,12 @@ def _words(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:  # an apostrophe in a sentence
         return text.split()
+
+
+def _without(launch: LaunchCommand, option: str) -> LaunchCommand:
+    """Return a launch without an option of its launcher, which another takes the place of."""
+    kept = {name: one for name, one in launch.launcher_args.items() if name != option}
+    return msgspec.structs.replace(launch, launcher_args=kept)
 
 
 def _with_launch_option(launch: LaunchCommand, text: str, path: str) -> LaunchCommand:
