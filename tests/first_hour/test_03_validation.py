@@ -248,3 +248,12 @@ def test_validation_texts_in_another_column_are_tokenized_apart(
     command, _, setting = refused.partition("fix:   meshwright ")[2].strip().partition(", then ")
     assert meshwright(*command.split()).code == 0
     assert "validation  step 1/1" in meshwright(*typed, *words, setting).out
+
+
+def test_the_validation_data_of_a_run_are_held_out_also_if_they_are_typed() -> None:
+    from meshwright.engine.post_training.perplexity import _is_validation_of
+    from meshwright.recipes.types import Data
+
+    assert _is_validation_of(Data(validation="val.jsonl"), "./val.jsonl")
+    assert not _is_validation_of(Data(validation="val.jsonl"), "test.jsonl")
+    assert not _is_validation_of(Data(), ".")

@@ -248,3 +248,11 @@ def test_a_printed_fix_is_one_that_the_export_accepts(meshwright: Any, here: Pat
     assert "layout.tp=4" not in fix[1]
     assert meshwright(*words, "--out", "trl", *fix[1].split()).code == 0
     assert (here / "trl" / "llama3_8b_sft_config.yaml").exists()
+
+
+def test_a_loss_that_the_trainer_has_not_has_one_answer(meshwright: Any) -> None:
+    words = ("export", "qwen3_600m_sft_config", "--to", "trl", "--gpus", "1xH100", "kernels.loss=chunked")
+    answer = " ".join(meshwright(*words, "layout.tp=1", "layout.sp=false", "layout.recompute=none").out.split())
+    lost, found = answer.partition("Findings")[::2]
+    assert "kernels.loss=chunked: the Trainer computes the loss of all logits, as kernels.loss=vocab_parallel" in lost
+    assert "fix: kernels.loss=vocab_parallel" in found

@@ -221,3 +221,11 @@ def test_counts_and_options_are_written_as_the_command_takes_them(here: Path, me
     )
     assert "train.epochs=1: 1 sample per epoch, 1 sample in 1 step of 1" in trained.err
     assert "1 step on 1 × CPU" in trained.out
+
+
+def test_a_mistyped_ending_of_a_file_here_is_no_name_of_the_hub(here: Path, meshwright: Any) -> None:
+    (here / "chats.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 8)
+    words = ("recommend", "qwen3-0.6b", "--goal", "sft", "--gpus", "1xH100", "--dataset")
+    assert "did you mean data.dataset=chats.jsonl?" in " ".join(meshwright(*words, "chats.jsnl").out.split())
+    for name in ("squad", "org/chats.jsnl", "dolly-15k.v2"):
+        assert "not on this machine" not in meshwright(*words, name).out, name

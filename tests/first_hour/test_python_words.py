@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as package
 from meshwright import notes
-from meshwright.api.python_words import OPTION
+from meshwright.api.python_words import OPTION, rewritten
 from meshwright.errors import MeshwrightError
 
 CALLS: tuple[tuple[Callable[[], Any], str], ...] = (
@@ -59,3 +59,18 @@ def test_the_parameters_of_a_model_have_a_total() -> None:
     counts = package.inspect("qwen3-30b-a3b").parameters
     assert counts["total"] == sum(count for part, count in counts.items() if part not in ("total", "active"))
     assert counts["active"] < counts["total"]
+
+
+def test_the_option_that_turns_a_parameter_off_is_its_false() -> None:
+    from meshwright.api.inputs import fields_of
+    from meshwright.api.run_requests import Generate
+    from meshwright.engine.post_training.generate import SENT_AS_TURN
+
+    assert "; chat=False sends it as plain text" in rewritten(SENT_AS_TURN, fields_of(Generate))
+
+
+def test_epochs_are_a_parameter_as_they_are_an_option() -> None:
+    plan = package.recommend("qwen3-0.6b", "1xH100", "sft", epochs=2)
+    assert plan.recipe.train.epochs == 2
+    with pytest.raises(MeshwrightError, match="contradicts epochs=2"):
+        package.recommend("qwen3-0.6b", "1xH100", "sft", epochs=2, overrides={"train.epochs": 3})

@@ -268,7 +268,7 @@ def test_epochs_are_an_option_of_recommend(folder: Path, capsys: pytest.CaptureF
     assert code == 2
     assert "train.epochs" in err
     code, _, err = _run(capsys, *words, "--epochs", "2", "train.epochs=3")
-    assert "set twice" in err
+    assert "contradicts --epochs 2" in err
     _, out, _ = _run(capsys, *words)
     few = "train.epochs=3 train.global_batch_size=1 layout.micro_batch_size=1 is usual: 6 steps"
     assert few in " ".join(out.split())

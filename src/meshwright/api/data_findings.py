@@ -53,9 +53,20 @@ def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]
         return (_of_several_files(several), *_missing_folders(recipe), *without_validation(recipe))
     names = [("data.dataset", name) for name in dataset_names(recipe)]
     names += [("data.validation", recipe.data.validation)]
-    known = [(key, name) for key, name in names if looks_like_path(name)]
+    known = [(key, name) for key, name in names if names_a_file(name)]
     rows = (found for key, name in known for found in _findings(recipe, key, name, thorough))
     return (*rows, *_missing_folders(recipe), *without_validation(recipe))
+
+
+def names_a_file(name: str) -> bool:
+    """Return whether a dataset's name can only be a path, or ends like a file's and is nearly that of a file here.
+
+    chats.jsnl is chats.jsonl mistyped; a name of the hub seldom ends like a file, and never like one of this folder.
+    """
+    path = Path(name)
+    if looks_like_path(name) or not path.suffix or "/" in name:
+        return looks_like_path(name)
+    return any(map(looks_like_path, file_access.neighbours(path)))
 
 
 def unreadable_rows(recipe: Recipe, folder: Path | None) -> Iterator[Finding]:

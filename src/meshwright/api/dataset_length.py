@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from meshwright import file_access
-from meshwright.api.data_findings import NO_VALIDATION, UNUSED_ANSWERS, data_findings
+from meshwright.api.data_findings import NO_VALIDATION, UNUSED_ANSWERS, data_findings, names_a_file
 from meshwright.api.paths import looks_like_path, several_files
 from meshwright.api.sample_lengths import (
     MAX_COUNTED_BYTES,
@@ -182,7 +182,7 @@ def sample_width(recipe: Recipe, engine: Engine = OUR_ENGINE) -> float | None:
 def dataset_notes(recipe: Recipe, dp: int) -> tuple[str, ...]:
     """Return how many samples the user's dataset has and how often the run repeats them, or that it is not here."""
     name = recipe.data.dataset
-    if recipe.data.blend or file_access.closed() or not looks_like_path(name):
+    if recipe.data.blend or file_access.closed() or not names_a_file(name):
         return ()
     found = tuple(one for one in data_findings(recipe) if one.rule != NO_VALIDATION)
     if found:  # errors and missing validation data are findings of the plan

@@ -92,13 +92,13 @@ def _from_here(target: str, folder: Path | None) -> str:
 def _request(content: Content, args: Sequence[SourcedValue]) -> Train:
     """Return the request of a script's `train` command, read as the command line reads it."""
     from meshwright.api.run_requests import Train
-    from meshwright.api.stray_words import accepted_words, with_epochs
+    from meshwright.api.stray_words import accepted_words
 
     given = _values(content, fields_of(Train), args)
     if not given.get("recipe"):
         raise InputError("its meshwright train names no recipe", field="file", value=content.path)
     try:
-        given = accepted_words("train", Train, with_epochs(given, given.pop("epochs", None)))
+        given = accepted_words("train", Train, given)
         return read_request(Train, given, "cli", strings=True)[0]
     except InputError as error:
         reason = f"{error.reason} (the meshwright train of {args[0].location})"
@@ -106,7 +106,7 @@ def _request(content: Content, args: Sequence[SourcedValue]) -> Train:
 
 
 def _values(content: Content, fields: Sequence[Field], args: Sequence[SourcedValue]) -> dict[str, Any]:
-    """Return the values of a `train` command by field, and `epochs`, which is an option of the command alone."""
+    """Return the values of a `train` command by field."""
     by_flag = {flag: field for field in fields for flag in (field.flag, *field.input.other_flags)}
     given, words = dict[str, Any](), list[str]()
     left: Iterator[SourcedValue] = iter(args)
@@ -117,12 +117,12 @@ def _values(content: Content, fields: Sequence[Field], args: Sequence[SourcedVal
             words.append(_known(content, word))
         elif field is not None and bool in field.types:
             given[field.name] = True
-        elif field is not None or name == "--epochs":
+        elif field is not None:
             value = word if equals else next(left, word)
             if _is_open(value, field):
                 continue
-            given["epochs" if field is None else field.name] = text if equals else str(value.value)
-            if field is None or field.input.choices or field.name == "model":
+            given[field.name] = text if equals else str(value.value)
+            if field.input.choices or field.input.override or field.name == "model":
                 _known(content, value)
         elif name not in SWITCHES:
             reason = f"meshwright train has no such option ({word.location})"
@@ -133,9 +133,9 @@ def _values(content: Content, fields: Sequence[Field], args: Sequence[SourcedVal
     return {**given, "recipe": target, "overrides": tuple(words)}
 
 
-def _is_open(value: SourcedValue, field: Field | None) -> bool:
+def _is_open(value: SourcedValue, field: Field) -> bool:
     """Return whether only the job knows a number that no recipe depends on, such as its ranks."""
-    return bool(value.unresolved) and field is not None and str not in field.types
+    return bool(value.unresolved) and str not in field.types and not field.input.override
 
 
 def _known(content: Content, word: SourcedValue) -> str:

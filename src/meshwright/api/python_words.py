@@ -39,10 +39,15 @@ def with_parameters(text: str, options: Mapping[str, Field]) -> str:
             return found[0]
         field, name = options[found[1]], options[found[1]].name
         if field.types == (bool,):
-            return f"{name}={not found[1].startswith('--no-')}" + (f" {found[2]}" if found[2] else "")
+            return f"{name}={_is_on(found[1], field)}" + (f" {found[2]}" if found[2] else "")
         return f"{name}={found[2]}" if found[2] else name
 
     return OPTION.sub(parameter, text)
+
+
+def _is_on(option: str, field: Field) -> bool:
+    """Return the value that an option without one gives its field: the second of --chat/--raw turns it off."""
+    return option == field.flag.split("/")[0] and not option.startswith("--no-")
 
 
 def _options(fields: Iterable[Field]) -> dict[str, Field]:
@@ -77,7 +82,7 @@ def _arguments(fix: str, options: Mapping[str, Field]) -> str:
             return ""
         words.pop(0)
         if field.types == (bool,):
-            given.append(f"{field.name}={not option.startswith('--no-')}")
+            given.append(f"{field.name}={_is_on(option, field)}")
             continue
         if not equals and not words:
             return ""

@@ -44,7 +44,6 @@ def named_job(request: Asked, target: str | Recipe, model: str | None) -> Job | 
     return msgspec.structs.replace(job, recipe=with_data_beside(job.recipe, job.content.folder))
 
 
-DATASET = "data.dataset"
 OF_COMMAND = ("model", "gpus", "goal", "framework", "train_model", "name", "notes")
 """Fields of a request that the command for another trainer's file states itself."""
 
@@ -56,9 +55,10 @@ def _with_options(
     names = [field.name for field in fields_of(requests.Recommend) if field.name not in OF_COMMAND]
     values = {name: getattr(request, name) for name in names if getattr(request, name, None) is not None}
     fields = {key for one in overrides if (key := recipe_key(one))}
-    if values.get("dataset"):  # an override too
-        fields.add(DATASET)
-        values["overrides"] = [one for one in values["overrides"] if recipe_key(one) != DATASET]
+    for field in fields_of(requests.Recommend):
+        if field.input.override and values.get(field.name):  # an override too
+            fields.add(field.input.override)
+            values["overrides"] = [one for one in values["overrides"] if recipe_key(one) != field.input.override]
     return error.with_options(command_words(requests.Recommend, values), fields)
 
 

@@ -280,6 +280,10 @@ PlannedDataset = Annotated[
         override="data.dataset",
     ),
 ]
+Epochs = Annotated[
+    float | str,
+    Input(help="Passes over the dataset: train.epochs=N.", metavar="N", surfaces=CLI, override="train.epochs"),
+]
 Notes = Annotated[Sequence[str], Input(help="How synonyms among the choices were understood.", surfaces=())]
 Benchmark = Annotated[bool, Input(help="Upper-bound throughput on mock data; never a production setting.")]
 Limit = Annotated[int, Input(help="Maximum number of rows.", minimum=1, maximum=MAX_ROWS, absent=15, surfaces=("mcp",))]
@@ -332,6 +336,7 @@ class Recommend(Request, frozen=True):
     )
     dataset: PlannedDataset | None = None
     days: Days | None = None
+    epochs: Epochs | None = None
 
 
 class Write(Recommend, frozen=True, kw_only=True):
@@ -368,6 +373,7 @@ class Plan(Request, frozen=True):
     model: FileModel | None = None
     dataset: PlannedDataset | None = None
     days: Days | None = None
+    epochs: Epochs | None = None
 
 
 class Size(Request, frozen=True):
@@ -409,6 +415,7 @@ class Size(Request, frozen=True):
     overrides: Overrides = ()
     notes: Notes = ()
     dataset: PlannedDataset | None = None
+    epochs: Epochs | None = None
 
 
 class Scale(Size, frozen=True):
@@ -445,6 +452,7 @@ class Estimate(Request, frozen=True):
     model: FileModel | None = None
     dataset: PlannedDataset | None = None
     days: Days | None = None
+    epochs: Epochs | None = None
 
 
 class Schedule(Estimate, frozen=True):

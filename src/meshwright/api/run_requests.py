@@ -12,6 +12,7 @@ from meshwright.api.requests import (
     FILE_MODEL,
     Calibration,
     Dataset,
+    Epochs,
     FileFramework,
     Goal,
     Gpus,
@@ -69,6 +70,7 @@ class Train(TrainOptions, Request, frozen=True):
     overrides: Overrides = ()
     goal: ModelGoal | None = None
     framework: FileFramework | None = None
+    epochs: Epochs | None = None
     loss: Annotated[
         Callable[..., Any] | None,
         Input(help="Function of logits and labels that returns the loss of every token.", surfaces=INTERNAL),

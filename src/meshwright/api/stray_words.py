@@ -29,12 +29,6 @@ ONE_MODEL = ("recommend", "plan", "estimate")
 _CLUSTER = re.compile(r"[0-9]+(x[0-9]+)?x[A-Za-z]|auto$", re.IGNORECASE)
 
 
-def with_epochs(given: Mapping[str, Any], epochs: str | None) -> dict[str, Any]:
-    """Return a command's values with --epochs N as the override that it is."""
-    own = () if epochs is None else (f"train.epochs={epochs}",)
-    return {**given, "overrides": (*given.get("overrides", ()), *own)} if own else dict(given)
-
-
 def accepted_words(command: str, request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
     """Return a command's values without words that repeat --goal; raise InputError for words that are no KEY=VALUE."""
     for word in given.get("overrides", ()):

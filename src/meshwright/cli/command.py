@@ -21,9 +21,7 @@ from meshwright.hub import go_offline
 from meshwright.parsing import sequence_length
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-epochs = click.option("--epochs", metavar="N", help="Passes over the dataset: train.epochs=N.")
 OUT = "out"
-TAKE_EPOCHS = ("recommend", "plan", "estimate", "size", "train")
 offline = click.option("--offline", is_flag=True, help="Download nothing from the Hugging Face hub.")
 
 
@@ -102,7 +100,6 @@ def build(verb: Verb) -> click.Command:
         short_help=verb.summary,
         epilog=examples(*verb.examples),
     )
-    command = epochs(command) if verb.name in TAKE_EPOCHS else command
     names_models = any(field.input.complete in ("models", "targets") for field in fields)
     return as_json(offline(command) if names_models else command)
 
@@ -152,12 +149,8 @@ def _completer(field: Field) -> Callable[[click.Context, click.Parameter, str], 
     return complete
 
 
-def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, epochs: str | None = None, **values: Any) -> None:
+def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, **values: Any) -> None:
     """Run a command with the values that click parsed."""
-    if epochs is not None:
-        from meshwright.api.stray_words import with_epochs
-
-        values = with_epochs(values, epochs)
     if offline:
         go_offline()
     from meshwright.cli.runners import RUNNERS, run

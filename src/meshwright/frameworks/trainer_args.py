@@ -107,7 +107,8 @@ def _token_loss(recipe: Recipe) -> Arguments:
 def _loss(recipe: Recipe) -> Arguments:
     if recipe.kernels.loss == "chunked":
         raise InputError(
-            "the Trainer has no such loss; kernels.loss=fused_linear does not materialize all logits either"
+            "the Trainer computes the loss of all logits, as kernels.loss=vocab_parallel, or one fused with the output "
+            "layer (use_liger_kernel), which materializes none: kernels.loss=fused_linear"
         )
     return {"use_liger_kernel": True} if recipe.kernels.loss == "fused_linear" else {}
 

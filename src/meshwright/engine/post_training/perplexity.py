@@ -83,6 +83,7 @@ def evaluate(
     found = find_checkpoint(path, which or ("latest" if base else None))
     with ExitStack() as stack:
         recipe, step = _recipe_of(found, path, dataset, answers, overrides)
+        is_held_out = dataset is None or _is_validation_of(recipe.data, dataset)
         source = _base_folder(found, recipe, path) if base else found.path
         stage(f"evaluate: reading the weights of {source}")
         folder = stack.enter_context(as_model_folder(str(source), merged=True)).resolve()
@@ -112,7 +113,7 @@ def evaluate(
             available=measured.available,
             tokens=measured.tokens,
             seq_length=None if is_diffusion(recipe) else recipe.data.seq_length,
-            held_out=dataset is None,
+            held_out=is_held_out,
             ranks=data_ranks(recipe.layout, world),
             step=None if base else step,
             best_step=None if base else found.best_step,
@@ -212,6 +213,12 @@ def _base_folder(found: FoundCheckpoint, recipe: Recipe, path: str) -> Path:
         reason = "the run started from random weights, not from a model"
         raise InputError(reason, field="--base", value=path, fix=("without --base",))
     return folder
+
+
+def _is_validation_of(data: Data, dataset: str) -> bool:
+    """Return whether a dataset is the one on which the run validated."""
+    own, named = (Path(one).expanduser().resolve() for one in (data.validation, dataset))
+    return bool(data.validation) and own == named
 
 
 def _no_held_out_data(data: Data, path: str) -> InputError:
