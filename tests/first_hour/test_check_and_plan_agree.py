@@ -294,3 +294,69 @@ def test_a_misspelled_flag_inside_a_variable_is_unknown(moe: None, meshwright: A
     found = meshwright("check", "job.sbatch", "--gpus", "4x8xH100", "--json").json["findings"]
     unknown = [one for one in found if one["rule"] == "key.unknown"]
     assert [text.splitlines()[one["line"] - 1].split()[0] for one in unknown] == ["--lr-decay-stile"]
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+
+[training]
+local_batch_size = 1
+global_batch_size = 16
+seq_len = 4096
+steps = 1000
+
+[parallelism]
+tensor_parallel_degree = 2
+
+[compile]
+enable = true
+"""
+MEGATRON = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 \\
+  --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 \\
+  --global-batch-size 64 --train-samples 640000 --lr 3e-4 --lr-warmup-iters 100 --bf16 --swiglu \\
+  --tokenizer-type NullTokenizer --vocab-size 32000 --mock-data
+"""
+OLD_WORD = 'titan.toml:4 model.converters = ["float8"]: allowed: quantize.linear.float8'
+
+
+def test_plan_and_compare_report_settings_that_could_not_be_read(meshwright: Any) -> None:
+    """They ranked a bf16 training without a word, and the file that cannot start "runs and fits"."""
+    Path("titan.toml").write_text(TITAN)
+    planned = meshwright("plan", "titan.toml", "--gpus", "8xH100", "--top", "1")
+    assert (planned.code, OLD_WORD in planned.out) == (1, True), planned
+    assert "fix: model.converters" in planned.out.replace("  ", " ")
+    read = meshwright("plan", "titan.toml", "--gpus", "8xH100", "--top", "1", "--json").json
+    assert [one["rule"] for one in read["findings"]] == ["value.invalid"]
+    compared = meshwright("compare", "titan.toml", "--gpus", "8xH100", "--engines", "torchtitan,megatron")
+    assert compared.code == 1, compared
+    assert OLD_WORD in compared.out
+    assert "runs and fits" not in compared.out
+    Path("titan.toml").write_text(TITAN.replace("float8", "quantize.linear.float8"))
+    assert meshwright("plan", "titan.toml", "--gpus", "8xH100", "--top", "1").code == 0
+    assert meshwright("compare", "titan.toml", "--gpus", "8xH100", "--engines", "torchtitan").code == 0
+
+
+def test_plan_reports_what_the_framework_refuses_in_every_layout(meshwright: Any) -> None:
+    Path("train.sh").write_text(MEGATRON)
+    planned = meshwright("plan", "train.sh", "--gpus", "8xH100", "--top", "1")
+    assert planned.code == 1, planned
+    assert "train.sh:3 --lr-warmup-iters cannot be combined with --train-samples" in planned.out
+    assert "runs and fits" not in meshwright("compare", "train.sh", "--gpus", "8xH100", "--engines", "megatron").out
+    Path("train.sh").write_text(MEGATRON.replace("--lr-warmup-iters 100", "--lr-warmup-samples 6400"))
+    assert meshwright("plan", "train.sh", "--gpus", "8xH100", "--top", "1").code == 0
+
+
+def test_launch_refuses_settings_that_could_not_be_read(meshwright: Any) -> None:
+    """The job of a file with an FP8 converter under an old name trained in bf16."""
+    Path("titan.toml").write_text(TITAN)
+    job = ("launch", "titan.toml", "--gpus", "8xH100", "--scheduler", "slurm", "--write", "job")
+    refused = meshwright(*job)
+    assert refused.code == 1, refused
+    assert 'model.converters = ["float8"]: allowed' in refused.err
+    fix = refused.err.partition("fix:")[2].split("\n")[0].split()
+    assert fix[0] == "precision.matmul=fp8_tensor"
+    assert meshwright(*job, *fix).code == 0
+    assert "float8" in Path("job/config.toml").read_text()
+    assert "not in this file: titan.toml:4" not in Path("job/config.toml").read_text()

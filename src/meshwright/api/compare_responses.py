@@ -109,9 +109,9 @@ def _part(found: Comparison, side: Side, rank: int, best: Side) -> ComparedSide:
         estimate=None if shown is None else estimate_part(shown.estimate, shown.exists),
         relative_speed=side.rate / best.rate if shown is not None and shown.exists and best.rate else None,
         changes=[] if plan is None or found.of == "targets" else [copied(ChangePart, one) for one in plan.changes],
-        findings=[]
-        if plan is None
-        else finding_parts([*side.refused, *(f for f in plan.findings if f.severity != "advice")]),
+        findings=finding_parts(
+            [*side.refused, *(f for f in (plan.findings if plan else ()) if f.severity != "advice")]
+        ),
         cannot=side.cannot,
         lost=side.lost,
         error=side.error or side.export_error or next((one.message for one in side.refused), ""),

@@ -14,11 +14,13 @@ from meshwright.api.argument_names import recipe_key
 from meshwright.api.compared_sides import Limitation, Side
 from meshwright.api.engine_configs import CONFIGS, exported_for
 from meshwright.api.export_findings import framework_findings
+from meshwright.api.file_errors import errors_left
 from meshwright.api.inputs import choice, command_words, fields_of
 from meshwright.api.planning import estimate
 from meshwright.api.questions import job_question, model_question, named_job
 from meshwright.api.ranked_sides import Comparison, ranked
 from meshwright.api.run_comparison import RunComparison, compared_runs, is_run, not_all_runs
+from meshwright.api.targets import correction
 from meshwright.api.verb_function import verb
 from meshwright.clusters import is_cluster_file
 from meshwright.errors import InputError, MeshwrightError
@@ -118,6 +120,9 @@ def _on_engines(request: requests.Compare, engines: Sequence[str]) -> tuple[tupl
     own = job.engine if job is not None and job.imported is not None else ""
     recipe = None if job is None else job.recipe
     sides = [_on_engine(question, recipe, one, request.overrides, is_own=one == own) for one in engines]
+    plans = [one.plan for one in sorted(sides, key=lambda one: one.name != own) if one.plan is not None]
+    if errors := errors_left(job, next(iter(plans), None)):  # what is ranked would be another training
+        return tuple(Side(one.name, error=correction(errors), refused=errors) for one in sides), own
     if job is not None and job.no_model:
         sides = [Side(one.name, error=job.no_model) if one.name == ENGINES[0] else one for one in sides]
     return tuple(sides), own

@@ -13,6 +13,7 @@ from meshwright.api import run_requests as requests
 from meshwright.api.checks import check_recipe
 from meshwright.api.data_findings import data_findings
 from meshwright.api.exports import Exported, export_into
+from meshwright.api.file_errors import unread
 from meshwright.api.job_notes import (
     comments,
     container_not_kept,
@@ -154,7 +155,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
         kept_setup=setup.commands,
         files={**job.files, **rows.files},
         beside=rows.beside,
-        findings=(*job.findings, *_advice(exported, request.gpus)),
+        findings=(*unread(exported.job), *job.findings, *_advice(exported, request.gpus)),
         notes=(
             *notes,
             *located.notes,
@@ -289,7 +290,7 @@ def _repair_of_file(launch: FrameworkLaunch, exported: Exported) -> FileRepair |
     None for a job without errors, or of another framework than its file.
     """
     read, checked = exported.job.imported, exported.checked
-    if checked.ok or read is None or read.framework.name != exported.written.framework:
+    if (checked.ok and not unread(exported.job)) or read is None or read.framework.name != exported.written.framework:
         return None
     found, file = read.checked, read.content.path
     errors = [one for one in found.findings if one.severity == "error"]
@@ -300,7 +301,8 @@ def _repair_of_file(launch: FrameworkLaunch, exported: Exported) -> FileRepair |
     joined = rules.Finding("repair", "error", "", "", texts, file=file)
     typed = frameworks.in_our_keys(read.framework, read.content, joined, read.model, checked.cluster).fix
     try:
-        works = bool(typed) and launch.export([*launch.changes, *typed])[0].checked.ok
+        other = launch.export([*launch.changes, *typed])[0] if typed else None
+        works = other is not None and other.checked.ok and not unread(other.job)
     except MeshwrightError:
         works = False
     return FileRepair(overrides=typed if works else (), in_file=f"in {file}: {'  '.join(texts)}")

@@ -28,6 +28,7 @@ from meshwright.planner import Plan
 
 if TYPE_CHECKING:
     from meshwright.planner import Ranking
+    from meshwright.rules import Finding as RuleFinding
 
 
 class QuestionPart(Part, frozen=True, kw_only=True):
@@ -169,8 +170,9 @@ class PlansResponse(Response, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Return whether a plan can start and fits."""
-        return any(one.ok for one in self.plans)
+        """Return whether a plan can start and fits; none does of a file with errors in settings, which it needs."""
+        found = () if self.findings is UNSET else self.findings
+        return any(one.ok for one in self.plans) and not any(one.severity == "error" for one in found)
 
 
 def plan_response(plan: Plan, request: requests.Recommend | requests.Plan | None = None) -> PlanResponse:
@@ -287,12 +289,17 @@ def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> Pl
         pareto=_scores(ranking.pareto),
         dropped=ranking.dropped,
         searched=ranking.searched,
-        findings=finding_parts(ranking.blocked.findings) if ranking.blocked else UNSET,
+        findings=finding_parts(found) if (found := _findings(ranking)) or ranking.blocked else UNSET,
         repair=(ranking.blocked.repair if ranking.blocked else None) or UNSET,
         contradiction=(ranking.blocked.contradiction if ranking.blocked else None) or UNSET,
         fitting=_scores(ranking.fitting) or UNSET,
         notes=(_notes(ranking.plans[0]) or UNSET) if ranking.plans else UNSET,
     )
+
+
+def _findings(ranking: Ranking) -> Sequence[RuleFinding]:
+    """Return what is wrong in the file that was planned, and why no layout is legal."""
+    return (*ranking.rejected, *(ranking.blocked.findings if ranking.blocked else ()))
 
 
 def _scores(candidates: Sequence[planner.Candidate]) -> list[LayoutScore]:

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import costs, models, planner
 from meshwright.api import requests
+from meshwright.api.file_errors import errors_left
 from meshwright.api.own_data_plans import with_own_data
 from meshwright.api.prices import price_for
 from meshwright.api.questions import job_question, model_question, named_job, question_for
@@ -121,7 +122,9 @@ def plan(request: requests.Plan) -> Ranking:
         recipe = job.on(question.engine)
     price_for(request, question), token_budget(request.tokens)  # refused before the search
     found = planner.rank_layouts(question, request.overrides, request.top, request.everything, recipe)
-    return msgspec.structs.replace(found, plans=tuple(with_budget(one, request) for one in found.plans))
+    plans = tuple(with_budget(one, request) for one in found.plans)
+    rejected = errors_left(job, next(iter(plans), None))
+    return msgspec.structs.replace(found, plans=plans, rejected=rejected)
 
 
 @verb(requests.Estimate)
@@ -143,6 +146,7 @@ def _estimated(request: requests.Estimate) -> Plan:
         if job.imported is not None and question.engine == job.engine:
             return _plan_of_file(request, question, job.imported)
         found = planner.plan_fixed(question, job.on(question.engine), request.overrides)
+        found = msgspec.structs.replace(found, findings=(*errors_left(job, found), *found.findings))
         return with_budget(with_own_data(found), request)
     question = model_question(request)
     if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do

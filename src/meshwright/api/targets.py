@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from meshwright.frameworks.file_import import ImportedFile
     from meshwright.frameworks.framework import Content, Framework
     from meshwright.frameworks.types import ExportedConfig
+    from meshwright.rules import Finding
 
 SCRIPTS = (".sh", ".py")
+OF_ONE_KEY = ("key.", "value.")  # how rules start on a name or a value that a framework does not have
 GOAL_FIX = ("--goal pretrain", "--goal sft", "--goal peft")
 
 
@@ -182,23 +184,19 @@ class Job(msgspec.Struct, frozen=True):
         return self.on(ENGINES[0])
 
     @property
+    def rejected(self) -> tuple[Finding, ...]:
+        """Settings of another framework's file with an error, which the recipe does not have."""
+        return () if self.imported is None else self.imported.rejected
+
+    @property
     def file_error(self) -> str:
         """Why another framework's file cannot be run or exported before it is corrected; empty if it can."""
-        if self.imported is None or not self.imported.rejected:
-            return ""
-        first, count = self.imported.rejected[0], len(self.imported.rejected)
-        place = f"{first.file}:{first.line} " if first.line else ""
-        more = f", and {count - 1} more" if count > 1 else ""
-        return f"{place}{first.message}{more}"
+        return first_error(self.rejected)
 
     @property
     def file_correction(self) -> str:
         """What to correct in another framework's file before it can be run; empty if nothing."""
-        if self.imported is None or not self.file_error:
-            return ""
-        return ": ".join(
-            filter(None, (f"{self.file_error}; correct the file first", *self.imported.rejected[0].fix[:1]))
-        )
+        return correction(self.rejected)
 
     def _require_imported(self, imported: ImportedFile) -> None:
         """Raise InputError if settings of another framework's file were rejected or are lost."""
@@ -209,6 +207,24 @@ class Job(msgspec.Struct, frozen=True):
         self.require_model()
         self.require_weights()
         self.dropped()
+
+
+def first_error(found: Sequence[Finding]) -> str:
+    """Return the first of the errors of a file with its place, and how many more there are; empty if there is none."""
+    if not found:
+        return ""
+    place = f"{found[0].file}:{found[0].line} " if found[0].line else ""
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{place}{found[0].message}{more}"
+
+
+def correction(found: Sequence[Finding]) -> str:
+    """Return what to correct in a file with errors before it can be run; empty if nothing."""
+    if not found:
+        return ""
+    choices = found[0].rule.startswith(OF_ONE_KEY)  # of which one is enough
+    fix = " ".join(found[0].fix[:1] if choices else found[0].fix)
+    return ": ".join(filter(None, (f"{first_error(found)}; correct the file first", fix)))
 
 
 def not_saved(job: Job, engine: str) -> list[str]:

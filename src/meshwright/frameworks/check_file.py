@@ -133,10 +133,15 @@ def _with_ways(result: CheckResult) -> CheckResult:
 
 
 def findings_without_fixes(
-    framework: Framework, content: Content, gpus: str | None = None, model: ModelSpec | None = None
+    framework: Framework,
+    content: Content,
+    gpus: str | None = None,
+    model: ModelSpec | None = None,
+    overrides: Sequence[str] = (),
+    goal: Goal | None = None,
 ) -> tuple[Finding, ...]:
     """Return the findings for a file, without trying fixes."""
-    return _check(framework, content, gpus, model, (), False, None, fixes=False).findings
+    return _check(framework, content, gpus, model, overrides, False, goal, fixes=False).findings
 
 
 def _with_fixes(result: CheckResult, written: Callable[[Sequence[str]], tuple[str, ...]]) -> CheckResult:

@@ -15,11 +15,11 @@ from meshwright import clusters
 from meshwright.clusters import Assumption, Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.catalogue_shape import catalogue_reference
-from meshwright.frameworks.check_file import Count, check
+from meshwright.frameworks.check_file import Count, check, findings_without_fixes
 from meshwright.frameworks.common import ASSUMED_VOCABULARY, DEFAULT_VOCABULARY
 from meshwright.frameworks.detection import framework_of
 from meshwright.frameworks.framework import Content, Framework
-from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
+from meshwright.frameworks.mapping import fields_set_by, relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model, find_model
 from meshwright.frameworks.open_length import LENGTHS, open_length
 from meshwright.frameworks.result import CheckResult
@@ -49,6 +49,7 @@ class ImportedFile(msgspec.Struct, frozen=True, dict=True):
     model: ModelSpec
     cluster: Cluster
     check: Callable[[], CheckResult]  # of the file on this cluster
+    findings_with: Callable[[Sequence[str]], tuple[Finding, ...]]  # the same with more overrides, without trying fixes
     settings: ImportedRecipe
     assumed: tuple[Assumption, ...]
     resolvable: bool  # whether recipe.model can be opened; otherwise only `model` has the shape
@@ -61,9 +62,14 @@ class ImportedFile(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def rejected(self) -> tuple[Finding, ...]:
-        """Settings with an error that were therefore not imported."""
+        """Settings with an error that were therefore not imported, without those whose field the user typed."""
         found = (*self.settings.parsed.findings, *self.settings.mapped.findings)
-        return tuple(one for one in found if one.severity == "error")
+        return tuple(one for one in found if one.severity == "error" and not self.is_typed(one.field))
+
+    def is_typed(self, key: str) -> bool:
+        """Return whether an override has replaced the field that a key of the file sets."""
+        fields = fields_set_by(self.framework.key_map, key)
+        return bool(fields) and fields[0] in self.settings.typed
 
     def without_overrides(self, on: Cluster) -> tuple[Recipe, ModelSpec]:
         """Return the recipe and the model of the file as it is, on a cluster."""
@@ -115,6 +121,9 @@ def import_file(
         cluster=on,
         check=lambda: check(
             framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal, count=count
+        ),
+        findings_with=lambda more: findings_without_fixes(
+            framework, content, gpus or str(on), spec, (*overrides, *more), goal
         ),
         settings=settings,
         assumed=(

@@ -101,6 +101,15 @@ def _argument_keys(parsed: ParsedConfig) -> dict[str, str]:
     return {field: f"--{name}" for field, name in parsed.program.sources.items() if field in parsed.field_values}
 
 
+def fields_set_by(key_map: str, key: str) -> tuple[str, ...]:
+    """Return the recipe fields that a framework's key sets, alone or with others."""
+    for composite in composite_keys(key_map):
+        if key in composite.keys:
+            return composite.fields
+    config_key = config_keys(key_map).get(key)
+    return (config_key.field,) if config_key is not None and config_key.field else ()
+
+
 class _Reader:
     """Collects recipe values from a framework's settings and reports all errors, not only the first."""
 
@@ -143,7 +152,7 @@ class _Reader:
         if config_key is not None and config_key.status != "read":
             self._report_status(config_key, setting)
         elif setting.unresolved and (config_key is not None or key in self.composite_of):
-            self._mark_unresolved(key, config_key)
+            self._mark_unresolved(key)
         elif key in self.composite_of:
             if config_key is not None and setting.value is not None and not self._is_allowed(config_key, setting.value):
                 self.refused.add(key)
@@ -197,7 +206,7 @@ class _Reader:
             info = recipe_fields()[config_key.field]
             meant = meant_value(info, text_of(setting.value), config_key.key)
             if meant is None:  # no default in its place: that would be another training
-                self._mark_unresolved(config_key.key, config_key)
+                self._mark_unresolved(config_key.key)
                 return
             value = self._typed(config_key, meant)
         self.source_keys[config_key.field] = config_key.key
@@ -218,9 +227,8 @@ class _Reader:
             return (f"{config_key.key}={one}",)
         return ()
 
-    def _mark_unresolved(self, key: str, config_key: ConfigKey | None) -> None:
-        composite = self.composite_of.get(key)
-        owned = composite.fields if composite else (config_key.field,) if config_key and config_key.field else ()
+    def _mark_unresolved(self, key: str) -> None:
+        owned = fields_set_by(self.framework.key_map, key)
         self.unresolved += [field for field in owned if field not in self.unresolved]
         self.source_keys |= {field: key for field in owned if field not in self.source_keys}
 

@@ -560,7 +560,7 @@ def _lost(imported: ImportedFile, settings: Settings, result: Mapping[str, Any])
     found += [DroppedSetting(key, one.value, STATE, one.file, one.line) for key, one in left_out if key not in result]
     for key, one in settings.items():
         kept = key in result or bool(_alternatives(imported.framework, key) & result.keys())
-        replaced = key in refused and text_of(result.get(key)) != text_of(one.value)
+        replaced = key in refused and text_of(result.get(key)) != text_of(one.value) and not imported.is_typed(key)
         if replaced or (one.unresolved and not kept):
             reason = one.unresolved or refused[key]
             found.append(DroppedSetting(key, one.value, reason, one.file, one.line))

@@ -33,6 +33,7 @@ from meshwright.planner.search import (
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
+from meshwright.rules import Finding
 
 CANDIDATES_PER_PLAN = 12  # candidates per plan: several options may result in the same layout
 MAX_LISTED = 3_000  # of the layouts that fit
@@ -56,6 +57,7 @@ class Ranking(Readable, msgspec.Struct, frozen=True):
     searched: int
     blocked: Plan | None = None  # if the user's values allow no layout: their findings and repair
     fitting: tuple[Candidate, ...] = ()  # every layout that fits, fastest first, if requested
+    rejected: tuple[Finding, ...] = ()  # errors of another framework's file that its plans leave
 
     def summary(self) -> Sequence[Row]:
         """Return a line per plan, and what was dropped."""
@@ -64,8 +66,10 @@ class Ranking(Readable, msgspec.Struct, frozen=True):
             for p in self.plans
         ]
         dropped = [f"{one.count:,} × {one.reason}" for one in self.dropped]
+        found = [f"{one.severity}: {one.message}" for one in self.rejected]
         searched = ("Searched", f"{self.searched:,} legal layouts")
-        return [*titled("Plans", lines or ["none"]), *titled("Dropped", dropped or ["nothing"]), searched]
+        plans, others = titled("Plans", lines or ["none"]), titled("Dropped", dropped or ["nothing"])
+        return [*plans, *titled("Findings", found), *others, searched]
 
 
 def rank_layouts(
