@@ -71,6 +71,26 @@ def test_a_layout_is_scaled_to_the_processes(layout: Layout, world: int, axes: t
     assert (scaled.tp, scaled.pp, scaled.cp, scaled.ep) == axes
 
 
+@pytest.mark.parametrize(
+    ("layout", "world", "typed", "axes"),
+    [
+        (Layout(pp=2), 2, {"ep": 2}, (1, 1, 1, 2)),  # two stages would leave one rank for the experts
+        (Layout(pp=2), 4, {"ep": 2}, (1, 2, 1, 2)),
+        (Layout(tp=8, pp=4, ep=8), 8, {"pp": 1}, (8, 1, 1, 8)),
+        (Layout(tp=8, pp=4), 8, {"dp_replicate": 2}, (2, 2, 1, 1)),
+        (Layout(tp=8, cp=8), 8, {"tp": 4, "etp": 2}, (4, 1, 2, 1)),
+        (Layout(pp=2), 2, {"ep": 4}, (1, 1, 1, 4)),  # for a rule to refuse
+    ],
+)
+def test_a_layout_is_scaled_around_what_the_user_typed(
+    layout: Layout, world: int, typed: dict[str, int], axes: tuple[int, ...]
+) -> None:
+    """The typed value was set in a layout that had been scaled without it."""
+    scaled = scaled_layout(layout, world, typed)
+    assert (scaled.tp, scaled.pp, scaled.cp, scaled.ep) == axes
+    assert all(getattr(scaled, name) == value for name, value in typed.items())
+
+
 def test_what_the_user_fixed_stays() -> None:
     recipe = load("llama3_70b_pretrain_config")
     small, _ = tiny_recipe(recipe, config_for(recipe), 2, {"layout.pp": 2, "layout.tp": 1, "train.steps": 7})

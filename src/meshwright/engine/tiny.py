@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -43,7 +44,7 @@ def tiny_recipe(
     kept = {key: value for key, value in pinned.items() if not key.startswith("architecture.")}
     replace = msgspec.structs.replace
     family = family_of(recipe)
-    layout = replace(scaled_layout(recipe.layout, world), **_section_values(kept, "layout"))
+    layout = scaled_layout(recipe.layout, world, _section_values(kept, "layout"))
     if "layout.tp" in kept and "layout.sp" not in kept:
         layout = replace(layout, sp=layout.tp > 1)  # it follows tp, as in every plan; MoE layers cannot train without
     small = family.tiny(config, _layers(layout, family.layer_types(config))) if shrink else config
@@ -161,19 +162,15 @@ def _executed(field: str) -> Any:
     return value
 
 
-def scaled_layout(layout: Layout, world: int) -> Layout:
-    """Return the layout with tp, pp and cp doubled from 1 in turn, as far as recipe and `world` allow."""
-    sizes = {"tp": 1, "pp": 1, "cp": 1}
-    left, grown = world, True
-    while grown:
-        grown = False
-        for axis in sizes:
-            if left % 2 == 0 and sizes[axis] * 2 <= getattr(layout, axis):
-                sizes[axis], left, grown = sizes[axis] * 2, left // 2, True
-    piped, stage = sizes["pp"] > 1, world // sizes["pp"]
-    etp = _common(layout.etp, stage)
+def scaled_layout(layout: Layout, world: int, typed: Mapping[str, Any] | None = None) -> Layout:
+    """Return the layout scaled to `world` ranks around the values that the user typed."""
+    kept = typed or {}
+    sizes = _scaled_degrees(layout, world, kept)
+    piped, stage = sizes["pp"] > 1, max(1, world // sizes["pp"])
+    left = max(1, world // math.prod(sizes.values()))
+    etp = int(kept.get("etp", _common(layout.etp, max(1, stage // kept.get("ep", 1)))))
     both = layout.cp_comm == "a2a+ring" and sizes["cp"] >= 4
-    return msgspec.structs.replace(
+    scaled = msgspec.structs.replace(
         layout,
         **sizes,
         vp=min(layout.vp, 2) if piped else 1,
@@ -181,7 +178,7 @@ def scaled_layout(layout: Layout, world: int) -> Layout:
         stage_layers=(),
         embedding_as_layer=False,
         head_as_layer=False,
-        ep=_common(layout.ep, stage // etp),
+        ep=_common(layout.ep, max(1, stage // etp)),
         etp=etp,
         dp_shard=-1,
         dp_replicate=_common(layout.dp_replicate, left),
@@ -192,6 +189,24 @@ def scaled_layout(layout: Layout, world: int) -> Layout:
         recompute_layers=min(layout.recompute_layers, 1),
         strategy="fsdp2" if layout.strategy == "megatron_fsdp" else layout.strategy,
     )
+    return msgspec.structs.replace(scaled, **kept)
+
+
+def _scaled_degrees(layout: Layout, world: int, kept: Mapping[str, Any]) -> dict[str, int]:
+    """Return tp, pp and cp, doubled from 1 in turn as far as the recipe, `world` and typed degrees allow."""
+    sizes = {axis: int(kept.get(axis, 1)) for axis in ("tp", "pp", "cp")}
+    experts = kept.get("ep", 1) * kept.get("etp", 1)
+    copies = kept.get("dp_replicate", 1) * max(1, kept.get("dp_shard", 1))
+    grown = True
+    while grown:
+        grown = False
+        for axis in (one for one in ("tp", "pp", "cp") if one not in kept):
+            larger = {**sizes, axis: 2 * sizes[axis]}
+            left, rest = divmod(world, math.prod(larger.values()))
+            divides = rest == 0 and left % copies == 0 and world // larger["pp"] % experts == 0
+            if divides and larger[axis] <= getattr(layout, axis):
+                sizes, grown = larger, True
+    return sizes
 
 
 def _common(target: int, limit: int) -> int:
