@@ -35,15 +35,23 @@ FindingsAfter = Callable[[Content], Sequence[Finding]]
 
 
 def tried_fixes(content: Content, findings: Sequence[Finding], findings_after: FindingsAfter) -> tuple[Finding, ...]:
-    """Return the findings with fixes that work: all settings of a fix together, or the first that works alone."""
+    """Return the findings with fixes that work: all settings of a fix together, or the first that works alone.
+
+    Advice without such a fix is left out: nothing is wrong with the settings as they are.
+    """
     if not content.settings:  # a script, whose settings come from a command line
         return tuple(findings)
     errors = [one for one in findings if is_rejected(one)]
+    wrong = [one for one in findings if one.severity != "advice"]
     resolving: dict[tuple[str, str], Finding] = {}
     tried = [
-        _tried(content, one, errors, findings_after, findings, resolving) if one.fix else one for one in findings[:MOST]
+        _tried(content, one, wrong if one.severity == "advice" else errors, findings_after, findings, resolving)
+        if one.fix
+        else one
+        for one in findings[:MOST]
     ]
-    return (*(_with_other_fix(one, resolving) for one in tried), *findings[MOST:])
+    kept = (one for one in tried if one.severity != "advice" or one.no_fix != NOT_FOUND)
+    return (*(_with_other_fix(one, resolving) for one in kept), *findings[MOST:])
 
 
 def _with_other_fix(finding: Finding, resolving: Mapping[tuple[str, str], Finding]) -> Finding:
@@ -58,14 +66,15 @@ def _with_other_fix(finding: Finding, resolving: Mapping[tuple[str, str], Findin
 def _tried(
     content: Content,
     finding: Finding,
-    errors: Sequence[Finding],
+    known: Sequence[Finding],
     findings_after: FindingsAfter,
     findings: Sequence[Finding],
     resolving: dict[tuple[str, str], Finding],
 ) -> Finding:
     """Return the finding with the part of its fix that works; unchanged if the fix cannot be parsed.
 
-    `resolving` gets the other findings that the fix resolves too.
+    `known` are the errors before the fix, of advice also the warnings: it leads to no others. `resolving` gets the
+    other findings that the fix resolves too.
     """
     for fix in (finding.fix, *((one,) for one in finding.fix if len(finding.fix) > 1)):
         changed = content_with_fix(content, finding, fix)
@@ -75,20 +84,23 @@ def _tried(
             after = findings_after(changed)
         except InputError:
             continue
+        harmful = ("error", "warning") if finding.severity == "advice" else ("error",)
         left = {(one.rule, one.field) for one in after}
-        if (finding.rule, finding.field) not in left and not _harm(fix, errors, after):
+        if (finding.rule, finding.field) not in left and not _harm(
+            fix, known, [one for one in after if one.severity in harmful]
+        ):
             works = msgspec.structs.replace(finding, fix=fix)
             resolving.update({key: works for one in findings if (key := (one.rule, one.field)) not in left})
             return works
     return msgspec.structs.replace(finding, fix=(), no_fix=NOT_FOUND)
 
 
-def _harm(fix: Sequence[str], errors: Sequence[Finding], after: Sequence[Finding]) -> bool:
-    """Return whether a fix leads to a new error, or to one about the very settings that it changes."""
-    known = {(one.rule, one.field) for one in errors}
-    texts = {one.message for one in errors}
+def _harm(fix: Sequence[str], before: Sequence[Finding], after: Sequence[Finding]) -> bool:
+    """Return whether a fix leads to a new finding of these, or to one about the very settings that it changes."""
+    known = {(one.rule, one.field) for one in before}
+    texts = {one.message for one in before}
     names = {re.split(r"[ =:]", text)[0].rpartition(".")[2] for text in fix if not _REMOVAL.fullmatch(text)}
-    changed = [one for one in after if one.severity == "error" and one.message not in texts]
+    changed = [one for one in after if one.message not in texts]
     return any((one.rule, one.field) not in known or _mentions(one, names) for one in changed)
 
 

@@ -272,8 +272,8 @@ def try_fixes(
 ) -> tuple[str, ...]:
     """Return overrides that resolve the rule's finding and break no other error rule; empty if none do.
 
-    The fix of a warning avoids new warnings if possible. `broken` are the ids of the rules that the case breaks, if
-    the caller has them already. Fields in `typed` change only if no other change works.
+    The fix of a warning avoids new warnings if possible, that of an advice always. `broken` are the ids of the rules
+    that the case breaks, if the caller has them already. Fields in `typed` change only if no other change works.
     """
     return _overrides(one_fix(rule, case, broken, typed))
 
@@ -286,14 +286,18 @@ def one_fix(rule: Rule, case: Case, broken: frozenset[str] | None = None, typed:
     intact = [r for r in other_rules if r.id not in broken]
     intact_errors = [r for r in intact if r.severity == "error"]
     tries = [intact_errors]
+    uncertain = [r for r in applicable(case, ("advice",)) if r.id == UNCERTAIN and r is not rule]
     if rule.severity == "warning":
-        advised = [r for r in applicable(case, ("advice",)) if r.id == UNCERTAIN and r.subject == rule.subject]
+        advised = [r for r in uncertain if r.subject == rule.subject]
         tries = [*([[*intact, *advised]] if advised else []), intact, intact_errors]
+    if rule.severity == "advice":  # nothing is wrong: a change that is worse in another way is no advice
+        certain = [*intact, *(r for r in uncertain if not bool(r.broken(case)))]
+        tries = [certain, *([] if rule.subject == "memory" else [intact])]
     for kept in _kept_first(typed):
         changes = (_try_one_change(rule, case, others, kept) for others in tries)
         change = next((one for one in changes if one is not None), None)
-        if change is None and rule.severity == "error":
-            change = _try_two_changes(rule, case, intact_errors, kept)
+        if change is None and (rule.severity == "error" or (rule.severity == "advice" and rule.subject != "memory")):
+            change = _try_two_changes(rule, case, tries[-1], kept)
         if change is not None:
             return change
     return {}

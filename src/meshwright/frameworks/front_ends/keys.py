@@ -105,7 +105,8 @@ def _unknown(
     near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
     near = "" if is_foreign and isinstance(value, list) and name == f"{near}s" else near
     near = near or _near_removed(one, name, owner, table)
-    if is_open and not near:
+    says_nothing = value is None and not at.is_command and not one.rejects  # debug: without a value, as in templates
+    if (is_open or says_nothing) and not near:
         return
     right = at.named(near)
     refuses = one.rejects and not is_open and not owner and not is_foreign
