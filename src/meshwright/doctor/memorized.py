@@ -9,17 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.display import plural
 from meshwright.doctor import loss, remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.loss_curve import finite_losses
-from meshwright.doctor.run import Step
+from meshwright.doctor.run import Step, Validation
 from meshwright.doctor.run_stats import RunStats, deviation
 from meshwright.doctor.thresholds import limit, share
+from meshwright.doctor.validation import best_validation
 
 LARGEST_VOCABULARY = 300_000  # of the models in use; without a model, a loss above its logarithm is above any other's
 FEWEST_LINES, MOST_LINES = 3, 20  # on either side of an epoch's edge
 EDGE = 1e-9  # an epoch of 1.0 is the end of the first one
 TAIL = 3  # a third of the lines
+NEAR_EDGE = 0.03  # of an epoch: a validation there is one at its end
 FINE_TUNING = ("sft", "peft")
 
 
@@ -27,6 +30,7 @@ class Drop(NamedTuple):
     """A fall of the loss from one epoch to the next."""
 
     epoch: int
+    end: int  # last step of the epoch
     first: Step
     before: float
     after: float
@@ -37,24 +41,42 @@ def repeated_data(stats: RunStats) -> Iterator[Finding]:
     if _is_explained(stats):
         return
     drops = list(_drops(stats))
-    if not drops:
-        return
+    best = best_validation(stats)
+    if not drops or (best is not None and best.step > drops[-1].end + NEAR_EDGE * _epoch_steps(stats)):
+        return  # what is learned beyond the samples still improves after the last edge
     one = max(drops, key=lambda drop: drop.before / drop.after)
-    more = f", and at {len(drops) - 1} more edges" if len(drops) > 1 else ""
+    more = f", and at {plural(len(drops) - 1, 'more edge')}" if len(drops) > 1 else ""
     yield Finding(
         id="loss.repeated-data",
         severity="warning",
         message=f"the loss drops from {one.before:.4g} to {one.after:.4g} where epoch {one.epoch} ends, at step "
-        f"{one.first.first:,}{more}: the same samples come again, and the model remembers them",
+        f"{one.end:,}{more}: the same samples come again, and the model remembers them",
         steps=(drops[0].first.first, drops[-1].first.step),
         lines=tuple(stats.location(drop.first) for drop in drops[:3]),
         evidence=(Evidence("drop", round(1 - one.after / one.before, 4), "of the loss", share("epoch_drop"), "limit"),),
-        remedies=(
-            remedies.advice(f"end after epoch {one.epoch}", why="later epochs memorize; a validation loss shows it"),
-            remedies.advice("remove duplicates from the data", why="a sample that is there twice is memorized sooner"),
-            remedies.advice("evaluate on samples that are not trained on", why="shows what is learned beyond them"),
-        ),
+        remedies=tuple(_remedies(stats, one, best)),
     )
+
+
+def _remedies(stats: RunStats, drop: Drop, best: Validation | None) -> Iterator[Remedy]:
+    """Yield what ends the training earlier: where the validation loss is lowest, if the log has one."""
+    if best is None:
+        yield remedies.advice(f"end after epoch {drop.epoch}", why="later epochs memorize; a validation loss shows it")
+    else:
+        epochs = best.step / _epoch_steps(stats)
+        whole = round(epochs) >= 1 and abs(epochs - round(epochs)) < NEAR_EDGE
+        where = f"step {best.step:,}" if stats.run.numbered else f"the validation in line {best.line}"
+        where = f"epoch {round(epochs)}" if whole else where
+        yield remedies.advice(f"end after {where}", why="it has the lowest validation loss; later epochs memorize")
+    yield remedies.advice("remove duplicates from the data", why="a sample that is there twice is memorized sooner")
+    if best is None:
+        yield remedies.advice("evaluate on samples that are not trained on", why="shows what is learned beyond them")
+
+
+def _epoch_steps(stats: RunStats) -> float:
+    """Return the steps of an epoch, by the last record with both."""
+    last = next(step for step in reversed(stats.run.steps) if step.epoch)
+    return last.step / (last.epoch or 1.0)
 
 
 def _drops(stats: RunStats) -> Iterator[Drop]:
@@ -75,8 +97,10 @@ def _drops(stats: RunStats) -> Iterator[Drop]:
         usual = 2 * max(0.0, earlier - before)  # what it falls anyway
         certain = limit("epoch_sigmas") * noise / math.sqrt(size)
         if before - after > max(usual + share("epoch_drop") * before, certain):
-            yield Drop(max(1, numbers[edge] if rows[edge].epoch != int(rows[edge].epoch or 0) else numbers[edge] + 1),
-                       rows[edge], before, after)  # fmt: skip
+            row = rows[edge]
+            epoch = max(1, numbers[edge] if row.epoch != int(row.epoch or 0) else numbers[edge] + 1)
+            end = min(max(round(epoch * _epoch_steps(stats)), rows[edge - 1].step), row.step - 1)
+            yield Drop(epoch, end, row, before, after)
 
 
 def random_guess(stats: RunStats) -> Iterator[Finding]:

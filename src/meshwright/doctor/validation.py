@@ -102,6 +102,12 @@ def figures(stats: RunStats) -> Iterator[Figure]:
         yield Figure(f"last validation loss, step {rows[-1].step:,}", "", rows[-1].loss)
 
 
+def best_validation(stats: RunStats) -> Validation | None:
+    """Return the validation with the lowest loss, of several datasets that of the first; None if there is no other."""
+    rows = next((rows for _, rows in _by_dataset(stats)), [])
+    return min(rows, key=lambda one: one.loss) if len(rows) > 1 else None
+
+
 def _by_dataset(stats: RunStats) -> list[tuple[str, list[Validation]]]:
     """Return the finite validation losses of every dataset, in order of steps."""
     finite = [one for one in stats.run.validations if math.isfinite(one.loss)]

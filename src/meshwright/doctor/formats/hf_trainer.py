@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from meshwright import json_text
 from meshwright.display import plural
+from meshwright.doctor.formats.bar_steps import Bar, steps_of
 from meshwright.doctor.formats.deepspeed import OVERFLOW, Overflows
 from meshwright.doctor.formats.derived_steps import Range, derive, per_epoch, total_of
 from meshwright.doctor.formats.steps import Steps
@@ -102,10 +102,7 @@ class _Record:
         self.total: int | None = None  # steps of the run, if the record has them
 
 
-Bar = tuple[int, int, int, float | None]
-"""Place, step, total and elapsed seconds of a progress bar."""
 MAX_STATE = 64 * 1024**2  # characters of a trainer_state.json with its indents
-REDRAWN = 2  # lines after a record in which its bar is drawn again
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
@@ -302,7 +299,9 @@ def _with_steps(
     counts = {bar[2] for bar in bars}
     whole: int | None = total if total in counts else max(counts, default=None)
     if whole and len({bar[1] for bar in bars if bar[2] == whole}) > 1:
-        _from_bars(untold, [bar for bar in bars if bar[2] == whole])
+        found = steps_of([record.place for record in untold], [bar for bar in bars if bar[2] == whole])
+        for record, (step, at_s) in zip(untold, found, strict=True):
+            record.step, record.at_s = step, at_s
         return whole
     return _from_epochs(untold, summary, stated, notes)
 
@@ -346,36 +345,6 @@ def _from_epochs(
         f"{source}" + ("" if found.sure else "; the steps here are approximate")
     )
     return total
-
-
-def _from_bars(records: Sequence[_Record], bars: Sequence[Bar]) -> None:
-    """Give each record the step of the bar that is drawn again after it, or of the last bar before it."""
-    places = [bar[0] for bar in bars]
-    following = [_bar_of(record, bars, places) for record in records]
-    preceding = _bars_before(records, bars, places)
-    # a bar that only the next record redraws is that of the next step: the last record would repeat its neighbor's
-    found = preceding if preceding and not _rises(following) and _rises(preceding) else following
-    last = 0
-    for record, bar in zip(records, found, strict=True):
-        record.step = last = max(bar[1], last + 1)
-        record.at_s = bar[3] if last == bar[1] else None  # of a log that keeps a few bars: the time is another step's
-
-
-def _bar_of(record: _Record, bars: Sequence[Bar], places: Sequence[int]) -> Bar:
-    after = bisect_right(places, record.place)
-    redrawn = after < len(bars) and places[after] <= record.place + REDRAWN
-    return bars[after] if redrawn or not after else bars[after - 1]
-
-
-def _bars_before(records: Sequence[_Record], bars: Sequence[Bar], places: Sequence[int]) -> list[Bar]:
-    """Return the bar right before each record; empty if one of them has none there."""
-    at = [bisect_left(places, record.place) - 1 for record in records]
-    near = all(i >= 0 and places[i] >= record.place - REDRAWN for i, record in zip(at, records, strict=True))
-    return [bars[i] for i in at] if near else []
-
-
-def _rises(bars: Sequence[Bar]) -> bool:
-    return all(first[1] < second[1] for first, second in pairwise(bars))
 
 
 def _place_validations(validations: Sequence[_Record], records: Sequence[_Record]) -> None:
