@@ -387,3 +387,18 @@ def test_trained_parameters_show_whether_the_file_is_of_adapters(
     for name, differs in (("train.py", adapters), ("lora.py", not adapters)):
         words = ("doctor", str(log), "--recipe", str(tmp_path / name), "--gpus", "1xA100-80", "--json")
         assert ("run.differs-from-file" in rules(meshwright(*words).json)) is differs, name
+
+
+def test_a_loss_that_is_not_a_number_in_fp16_is_answered_with_bf16_first(meshwright: Any) -> None:
+    Path("lora.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: lora\n"
+        "lora_rank: 16\nlora_target: all\ntemplate: qwen\ndataset: faq\ncutoff_len: 1024\noutput_dir: out\n"
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\nlearning_rate: 1.0e-4\n"
+        "num_train_epochs: 6.0\nfp16: true\n"
+    )
+    rows = [{"loss": 2 - n / 100, "grad_norm": 0.7, "learning_rate": 1e-4, "epoch": n / 26} for n in range(5, 121, 5)]
+    rows += [{"loss": 0.0, "grad_norm": math.nan, "learning_rate": 5e-5, "epoch": n / 26} for n in range(125, 156, 5)]
+    Path("nan.log").write_text("".join(f"{row}\n" for row in rows))
+    said = meshwright("doctor", "nan.log", "--recipe", "lora.yaml", "--gpus", "2xRTX3090", "--json").json
+    (found,) = [one for one in said["findings"] if one["rule"] == "loss.not-a-number"]
+    assert found["remedies"][0]["there"] == ["bf16: true", "fp16: false"]

@@ -67,6 +67,8 @@ def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterato
     suspect = suspect_rate(stats)
     if suspect is not None:
         yield stated_rate(stats, suspect)
+    if recipe is not None and recipe.precision.compute == "fp16":  # overflows are its usual end: before other batches
+        yield remedies.contract(stats, {"precision.compute": "bf16"}, "bf16 has the range of fp32")
     usual = None if suspect else _usual_rate(stats)  # then the rate is the cause, whatever the samples are
     lower = usual or _lower_rate(stats, rising)
     if usual is not None:
@@ -91,8 +93,6 @@ def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterato
     yield longer
     if recipe.precision.matmul != "same":
         yield remedies.contract(stats, {"precision.matmul": "same"}, "8-bit matmuls round more")
-    if recipe.precision.compute == "fp16":
-        yield remedies.contract(stats, {"precision.compute": "bf16"}, "bf16 has the range of fp32")
     if not recipe.train.z_loss and recipe.goal == "pretrain":
         drift = remedies.contract(stats, {"train.z_loss": 1e-4}, "keeps the logits from drifting")
         if drift.there or stats.run.kind not in CLIPPED:  # few frameworks have this loss
