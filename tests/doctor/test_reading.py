@@ -217,6 +217,15 @@ def test_logs_of_starts_that_follow_each_other_are_one_run(tmp_path: Path) -> No
     assert (run.last_step, run.faults) == (150, ())  # started again, not resumed
 
 
+def test_a_restart_that_repeats_one_step_needs_no_other_interval(tmp_path: Path) -> None:
+    (tmp_path / "slurm-1.out").write_text(LOG_WRITERS["torchtitan"](healthy(20)))
+    (tmp_path / "slurm-2.out").write_text(LOG_WRITERS["torchtitan"](healthy(21, first=20)))
+    (tmp_path / "slurm-3.out").write_text(LOG_WRITERS["torchtitan"](healthy(10, first=40)))
+    found = [one for one in doctor.examine(doctor.read(tmp_path)).findings if one.id == "run.restarts"]
+    assert found
+    assert not any("save_every=1" in " ".join(fix.try_) for one in found for fix in one.remedies)
+
+
 def test_unreadable_files_of_a_folder_are_noted(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(LOG_WRITERS["megatron"](healthy(30)))
     (tmp_path / "core.out").write_bytes(bytes(100))

@@ -159,3 +159,24 @@ def test_infiniband_without_memory_is_the_limit_of_locked_memory(meshwright: Any
     assert first["fix"][0].startswith("ulimit -l unlimited")
     other = meshwright("explain", f"NCCL WARN Call to {call} failed with error Invalid argument", "--json").json
     assert not other["matches"][0]["fix"][0].startswith("ulimit -l")
+
+
+def test_a_length_in_thousands_is_accepted_as_an_override_too(meshwright: Any) -> None:
+    words = ("estimate", "llama3_8b_pretrain_config", "--gpus", "8xH200")
+    for typed in ("data.seq_length=4k", "seq_length=4K"):
+        assert meshwright(*words, typed, "--json").json["contract"]["seq_length"] == 4096, typed
+    refused = meshwright(*words, "train.steps=4k")  # in thousands, not in 1,024
+    assert (refused.code, "fix:   train.steps=4000" in refused.err) == (2, True), refused
+
+
+def test_one_value_of_the_wrong_type_is_one_error(meshwright: Any) -> None:
+    """The name of the key, the signature of its class and our field each reported 12k."""
+    words = ("export", "llama3_8b_pretrain_config", "--to", "automodel", "--gpus", "8xH100")
+    written = meshwright(*words, "--out", "am", "data.dataset=/data/text_document")
+    (path,) = Path("am").glob("*.yaml")
+    text = path.read_text()
+    assert written.code == 0, written
+    assert "seq_length: 8192" in text
+    path.write_text(text.replace("seq_length: 8192", "seq_length: 12k"))
+    found = meshwright("check", str(path), "--gpus", "8xH100", "--json").json["findings"]
+    assert [one["rule"] for one in found if "12k" in one["message"]] == ["value.invalid"]

@@ -182,3 +182,16 @@ def test_a_prompt_has_a_system_message_or_is_a_list_of_messages() -> None:
     assert _turns("[1, 2", GenerateOptions()) == []
     with pytest.raises(mw.MeshwrightError, match="no system message"):
         _turns("Hi", GenerateOptions(system="x", chat=False))
+
+
+def test_runs_with_the_same_loss_have_no_winner(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One "has the lowest last loss: 7.174", the other 7.174, "by 0"."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "one", falling(24), DATA, validation=[5.9])
+    write_run(tmp_path / "two", falling(24), DATA)
+    answer = meshwright("compare", "one", "two", "--json").json["answer"]
+    assert answer.startswith("one, two have the same last loss, the lowest: ")
+    assert "two logged no validation loss" in answer
+    assert "noise" not in answer

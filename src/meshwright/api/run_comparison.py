@@ -302,20 +302,29 @@ def answer(sides: Sequence[RunSide]) -> str:
         why = "their losses are over different data" if not _same_data(sides) else "their logs have no loss"
         return f"The runs are not ranked: {why}. Validate all of them on one file: data.validation=FILE."
     best, second = (one.figures for one in sorted(sides, key=key)[:2])
-    if key is _by_validation:
+    tied = [one.figures.name for one in sides if f"{key(one):.4g}" == f"{min(map(key, sides)):.4g}"]
+    if len(tied) > 1:
+        kind = "validation" if key is _by_validation else "last"
+        text = f"{', '.join(tied)} have the same {kind} loss, the lowest: {min(map(key, sides)):.4g}."
+    elif key is _by_validation:
         text = f"{best.name} has the lowest validation loss: {best.best_validation_loss:.4g} in step "
         text += f"{best.best_validation_step}, {second.name} {second.best_validation_loss:.4g}."
     else:
         other = "none or NaN" if second.last_loss is None else f"{second.last_loss:.4g}"
         text = f"{best.name} has the lowest last loss: {best.last_loss:.4g}, {second.name} {other}."
+    if key is _by_loss:
         text += f" This is the training loss of one batch: {_why_no_validation(sides)}"
         text += "; train.eval_every=N with data.validation_part=0.1 validates."
-    text += _within_noise(sorted(sides, key=key)[:2], key is _by_validation)
-    text += _other_models(sides)
-    if len({one.figures.steps for one in sides}) > 1:
-        lengths = ", ".join(f"{one.figures.name} {one.figures.steps:,}" for one in sides)
-        text += f" The runs differ in length: {lengths} steps."
-    return text
+    text += "" if len(tied) > 1 else _within_noise(sorted(sides, key=key)[:2], key is _by_validation)
+    return text + _other_models(sides) + _lengths(sides)
+
+
+def _lengths(sides: Sequence[RunSide]) -> str:
+    """Return that runs differ in length; empty if they do not."""
+    if len({one.figures.steps for one in sides}) == 1:
+        return ""
+    lengths = ", ".join(f"{one.figures.name} {one.figures.steps:,}" for one in sides)
+    return f" The runs differ in length: {lengths} steps."
 
 
 def _other_models(sides: Sequence[RunSide]) -> str:

@@ -111,8 +111,7 @@ def restarts(stats: RunStats) -> Iterator[Finding]:
     reasons = [fault for fault in run.faults if fault not in stats.fatal]
     gap = max(1, lost // times)
     fixes = [remedies.advice("read the log above every restart", why="it shows the cause")]
-    if part > share("lost_share"):
-        every = max(1, gap // 5)
+    if part > share("lost_share") and (every := max(1, gap // 5)) < gap:
         why = f"a restart loses at most {plural(every, 'step')} instead of about {gap}"
         fixes.insert(0, Remedy(try_=(f"checkpoint.save_every={every}",), what="layout", why=why))
     if any(fault.name in saved_in_time.ENDS for fault in run.faults):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -67,6 +68,7 @@ from meshwright.rules.rule import Severity
 SHARES = (1, 8, 64)  # samples of a rank, in an unknown batch, in micro batches
 RECENTLY_OMEGACONF = {"llama-factory": "LLaMA-Factory refuses the file; releases up to 0.9.1 take the last value"}
 OMEGACONF = ("llama-factory", "megatron-bridge")  # frameworks whose YAML loader refuses a key that is set twice
+OF_A_TYPE = re.compile(r": expected (an? \w+|true or false)$")
 NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
 FIRST = ("accelerate.machines", "accelerate.processes")  # rules about the ranks, by which a batch is divided
 Count = Callable[[Recipe], Epochs | None]
@@ -221,6 +223,7 @@ def _check(
         *_without_duplicates(imported, ours, theirs),
         *(_without_model(imported, recipe, candidates[0], theirs, known) if imported.model is None else ()),
     ]
+    findings = _once_per_value(findings)
     findings += misspelled_names(framework, content, imported.parsed.settings, findings)
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
     findings = with_open_version(framework, content, imported.parsed.settings, findings)
@@ -389,6 +392,16 @@ def _without_model(
     if known:
         ours += [as_in_files(one) for one in gpu_findings(imported, recipe, on)]
     yield from _without_duplicates(imported, [in_framework_keys(replaced, recipe, one) for one in ours], theirs)
+
+
+def _once_per_value(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings without those on the type of a value that was refused when it was read."""
+    refused = {(one.field, one.line) for one in findings if one.rule == "value.invalid"}
+    return [
+        one
+        for one in findings
+        if one.rule == "value.invalid" or (one.field, one.line) not in refused or not OF_A_TYPE.search(one.message)
+    ]
 
 
 def _framework_findings(

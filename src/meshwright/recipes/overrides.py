@@ -28,7 +28,7 @@ from meshwright.recipes.several_datasets import several_datasets_error
 from meshwright.recipes.text_data import without_images
 from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.unknown_keys import USUAL, unknown_key
-from meshwright.recipes.values import is_map, parse, stated_weights
+from meshwright.recipes.values import is_map, meant_integer, parse, stated_weights
 
 EPOCHS, STEPS = "train.epochs", "train.steps"
 PRETRAINED = "checkpoint.pretrained"
@@ -39,6 +39,8 @@ LOW_BITS = {"lora", "qlora", "lora8bit"}  # LoRA in 4 bits is QLoRA: another key
 IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
 ANNEAL_BLEND = "data.anneal_blend"
 TOKENIZER = "data.tokenizer"
+TOKEN_COUNTS = ("data.seq_length",)  # fields for which 8k is typed, as for --seq
+IN_THOUSANDS = re.compile(r"[0-9]{1,6}[km]", re.IGNORECASE)
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -366,6 +368,8 @@ def translate_value(alias: ConfigKey, text: str) -> str:
 
 
 def _typed(own: str, text: str, key: str, source: str, recipe: Recipe) -> _Setting:
+    if own in TOKEN_COUNTS and IN_THOUSANDS.fullmatch(text.strip()):
+        text = meant_integer(text, own) or text
     try:
         return _Setting(own, parse(recipe_fields()[own], text, key), source)
     except InputError as error:

@@ -234,9 +234,10 @@ def _number_problem(key: str, setting: SourcedValue) -> str | None:
 
 
 def _keywords(ctx: RuleContext) -> Iterator[Problem]:
-    yield from _passed_on(ctx)
+    passed_on = list(_passed_on(ctx))
+    yield from passed_on
     names, is_vlm = table(), "VLM" in str(ctx.get("recipe") or ctx.get("recipe._target_"))
-    reported: set[str] = set()
+    reported = {problem.key for problem in passed_on if ": expected" in problem.message}
     for key in ctx.parsed.settings:
         section, name = _section_of(key)
         owner = f"{_section_class(ctx, section)}()" if section else ""
