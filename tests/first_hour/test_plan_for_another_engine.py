@@ -172,3 +172,12 @@ def test_no_plan_splits_a_sequence_over_ranks_that_do_not_divide_it(meshwright: 
     assert plan["layout"]["cp"] in (1, 2, 4, 8)  # not 5, which AutoModel would pad and our engine refuses
     assert "meshwright" in plan["commands"]
     assert meshwright("recommend", *words, "layout.cp=5", "--json").json["layout"]["cp"] == 5
+
+
+def test_a_plan_for_deepspeed_tries_every_stage_of_zero(meshwright: Any) -> None:
+    words = ("recommend", "qwen2.5-3b", "--gpus", "12x4xA100-80", "--goal", "pretrain", "--engine", "deepspeed")
+    stages = ((), ("layout.strategy=zero1",), ("layout.reshard_after_forward=false",), ("layout.strategy=fsdp2",))
+    plan, *typed = (
+        meshwright(*words, "train.global_batch_size=384", *one, "--json").json["estimate"]["step_s"] for one in stages
+    )
+    assert plan <= min(typed)

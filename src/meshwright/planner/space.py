@@ -117,6 +117,8 @@ SIMPLEST_OPTIONS: dict[str, Any] = {
 ON_REQUEST = dict.fromkeys(("meshwright", "megatron"), ("megatron_fsdp",))
 """Strategies that are tried only if the user or recipe asks: for Megatron-FSDP our engine needs a package and exports
 no weights, and Megatron-Bridge has no single key."""
+TRIED: dict[str, tuple[str, ...]] = {"meshwright": ("fsdp2",), "deepspeed": ("zero1",)}
+"""Strategies that an engine's search tries for every recipe: ZeRO-1 moves less than ZeRO-3 where its state fits."""
 COPIES_AS_DDP = ("fsdp1",)
 """Engines whose FSDP needs ranks to shard over: a full copy of the weights per rank is DDP, a strategy of its own."""
 DEGREES = ("tp", "pp", "cp", "ep")
@@ -324,7 +326,7 @@ def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] 
 
 def strategies_of(case: Case, space: Space) -> tuple[str, ...]:
     """Return the strategies to try: the recipe's, then the space's that the engine offers without being asked."""
-    usual = ("fsdp2",) if space.strategies and case.engine == "meshwright" else ()
+    usual = TRIED.get(case.engine, ()) if space.strategies else ()
     others = dict.fromkeys((*usual, *space.strategies))
     return (case.strategy, *(s for s in others if s != case.strategy and s not in ON_REQUEST.get(case.engine, ())))
 
