@@ -35,8 +35,8 @@ from meshwright.choices import FRAMEWORKS
 from meshwright.cli.run import run
 from meshwright.errors import MeshwrightError
 from meshwright.frameworks.export_recipe import KEPT, is_same
-from meshwright.frameworks.initial_weights import tokenizer_of
 from meshwright.frameworks.mapping import relevant_fields
+from meshwright.frameworks.run_tokenizer import tokenizer_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe, field_value
 
