@@ -96,7 +96,7 @@ def test_classes_of_the_model_itself_are_accepted(model: str, model_type: str, t
     assert errors(model, model_type, tokenizer) == {}
 
 
-def test_another_tokenizer_that_a_key_names_is_not_judged_by_the_model() -> None:
+def test_another_tokenizer_that_a_key_names_is_not_compared_with_the_model() -> None:
     assert errors("Qwen/Qwen3-8B", "", "LlamaTokenizer", tokenizer_config="./mine") == {}
 
 

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
+from meshwright.api.compile_time import compile_note
 from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, sample_width, share_of_data
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
@@ -271,5 +272,5 @@ def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType 
     if found is None:
         return None
     share = "" if asked else share_of_data(plan.recipe, plan.case.engine)
-    added = tuple(filter(None, (validation_note(plan.case, found), share)))
+    added = tuple(filter(None, (compile_note(plan.case, found), validation_note(plan.case, found), share)))
     return msgspec.structs.replace(found, notes=(*added, *found.notes)) if added else found

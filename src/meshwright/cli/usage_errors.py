@@ -231,9 +231,37 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         fix = pasted(found[1], value) if found[1].endswith(f"={value}") else found[1]
         return f"{found[0]}. ", [fix] if fix else []
     if not near:
+        command = _same_with(option, context, arguments)
+        if command:
+            return f"a command of its own does that: {command}. ", [command]
         elsewhere = _commands_with(option, context)
         return f"commands that take it: {', '.join(elsewhere)}. " if elsewhere else "", []
     return f"did you mean {' or '.join(near)}? ", near
+
+
+def _same_with(option: str, context: Any, arguments: Sequence[str]) -> str:
+    """Return the line with the command that an option names in other tools: --dry-run is dryrun; empty if none.
+
+    It keeps the words and the options that this command has too.
+    """
+    name = COMMAND_WORDS.get(option.lstrip("-"), "")
+    if context is None or context.parent is None or name in ("", context.command.name):
+        return ""
+    command = context.parent.command.get_command(context.parent, name)
+    if command is None:
+        return ""
+    kept, place = list[str](), 0
+    taken = {flag: one for one in command.params if isinstance(one, click.Option) for flag in one.opts}
+    own = {flag: one for one in context.command.params if isinstance(one, click.Option) for flag in one.opts}
+    words = arguments[1:]
+    while place < len(words):
+        flag, equals, _ = words[place].partition("=")
+        known = own.get(flag) if flag.startswith("-") else None
+        size = 1 if equals or known is None or known.is_flag else 2
+        if not flag.startswith("-") or flag in taken:
+            kept += words[place : place + size]
+        place += size
+    return shlex.join(["meshwright", name, *kept])
 
 
 def _commands_with(option: str, context: Any) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.engine.data.finite import known_size
 from meshwright.engine.epochs import MOST_SAMPLES, EndedSource, repeat_warning
+from meshwright.engine.faults import newest_checkpoint
 from meshwright.engine.metrics.jsonl import log, warn
-from meshwright.errors import some
+from meshwright.errors import InputError, some
+from meshwright.recipes.run_folder import recipe_of_run
 
 if TYPE_CHECKING:
     import torch
@@ -59,9 +62,21 @@ def _samples_per_epoch(spec: RankSpec, source: Source) -> int | None:
     if spec.recipe.data.streaming:  # counting them would read the data
         return None
     size = known_size(source, MOST_SAMPLES)
-    if rank() == 0 and spec.total_samples is None and (text := repeat_warning(spec.recipe, size, int(spec.case.dp))):
-        warn(text)
+    if rank() == 0 and spec.total_samples is None and not _resumes_unchanged(spec):
+        text = repeat_warning(spec.recipe, size, int(spec.case.dp))
+        if text:
+            warn(text)
     return size
+
+
+def _resumes_unchanged(spec: RankSpec) -> bool:
+    """Return whether a run resumes with the steps that it had: they may be those of the user's epochs."""
+    folder = Path(spec.folder)
+    if not spec.run.checkpoints or newest_checkpoint(folder) is None:
+        return False
+    with suppress(InputError):
+        return recipe_of_run(folder).train.steps == spec.recipe.train.steps
+    return False
 
 
 def _report_loaded(trainer: Trainer) -> None:

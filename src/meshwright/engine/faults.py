@@ -175,7 +175,8 @@ def newest_checkpoint(run: Path) -> int | None:
 def restart_command(command: Sequence[str], folder: str | None, how: Launcher) -> tuple[str, ...]:
     """Return the command that resumes a run in its folder, as exactly as this process knows it."""
     named_out = any(word == "--out" or word.startswith("--out=") for word in command)
-    out = () if folder is None or named_out else ("--out", folder)
+    named_run = folder is not None and any(Path(word).expanduser() == Path(folder).expanduser() for word in command)
+    out = () if folder is None or named_out or named_run else ("--out", folder)
     if how in ("torchrun", "slurm"):
         return (f"the command that started the ranks{', and ' if out else ''}{shlex.join(out)}",)
     return (shlex.join([*command, *out]),) if command else RESTART

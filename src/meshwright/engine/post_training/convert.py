@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.choices import synonym
 from meshwright.engine.faults import RunError
 from meshwright.engine.fsync import require_empty
 from meshwright.engine.post_training.open_checkpoint import (
@@ -126,13 +127,16 @@ def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
         yield found.path
         return
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        yield _converted_for_reading(path, Path(scratch) / "model", merged and has_adapters(found))
+        # evaluated as the run computes, whatever the base model is written in
+        run = recipe_of(resolve_checkpoint(found))[0] if found.type in ("run", "checkpoint") else None
+        dtype = None if run is None else run.precision.compute
+        yield _converted_for_reading(path, Path(scratch) / "model", dtype, merged and has_adapters(found))
 
 
-def _converted_for_reading(path: str, folder: Path, merge: bool) -> Path:
+def _converted_for_reading(path: str, folder: Path, dtype: str | None, merge: bool) -> Path:
     """Return a temporary conversion; its disk is that of temporary files, which the user did not choose."""
     try:
-        return convert(path, str(folder), merge=merge).folder
+        return convert(path, str(folder), dtype=dtype, merge=merge).folder
     except OutputError as error:
         reason = f"is the folder of temporary files, where {path} is converted before it is read: {error.reason}"
         raise OutputError(reason, field="TMPDIR", value=tempfile.gettempdir(), fix=("export TMPDIR=FOLDER",)) from None
@@ -255,6 +259,9 @@ def _export_with_engine(
     from meshwright.engine.model_families import family_of
     from meshwright.engine.train import preloaded
 
+    initial_weights = _base_weights(checkpoint, recipe) if recipe.goal == "peft" else None
+    if options.merge and options.dtype is None and initial_weights is not None:
+        options = msgspec.structs.replace(options, dtype=_dtype_of_base(Path(initial_weights), recipe))
     single_rank = msgspec.structs.replace(
         recipe,
         layout=Layout(),
@@ -265,7 +272,6 @@ def _export_with_engine(
     )
     if options.merge and recipe.peft.method == "qlora":  # merge into the weights before quantization to 4 bits
         single_rank = msgspec.structs.replace(single_rank, peft=msgspec.structs.replace(recipe.peft, method="lora"))
-    initial_weights = _base_weights(checkpoint, recipe) if recipe.goal == "peft" else None
     family = family_of(recipe)
     preload = preloaded(family, family.read_config(config))
     what = "merging the adapters and writing the model" if options.merge else "writing"
@@ -275,6 +281,23 @@ def _export_with_engine(
     processes.fork(
         1, _export_rank, single_rank, config, str(checkpoint), initial_weights, str(folder), options, preload=preload
     )
+
+
+def _dtype_of_base(weights: Path, recipe: Recipe) -> str | None:
+    """Return the dtype that the base model's config states, in which the merged model is written; None: the run's.
+
+    A run on a CPU may compute in fp32: its merged model would be twice as large as the base.
+    """
+    config = load_config(weights)
+    stated = next((str(config[key]) for key in ("dtype", "torch_dtype") if config.get(key)), "")
+    known = synonym("dtype", stated)
+    if known is None or known.value == recipe.precision.compute:
+        return None
+    note(
+        f"the merged model is written in {known.value}, as its base model is; the run computed in "
+        f"{recipe.precision.compute}: --dtype {recipe.precision.compute} keeps that"
+    )
+    return known.value
 
 
 def _warn_of_little_memory(weights: Path) -> None:
