@@ -173,7 +173,9 @@ class Job(msgspec.Struct, frozen=True):
         """Raise InputError if a recipe cannot refer to the file's model."""
         if self.imported is not None and not self.imported.resolvable:
             model = self.imported.model.name
-            raise InputError(self.no_model, field="model", value=model, fix=("--model ./config.json",))
+            raise InputError(
+                self.no_model, field="model", value=model, fix=(frameworks.model_option(self.imported.content),)
+            )
 
     def runnable(self) -> Recipe:
         """Return the recipe for our engine; raise InputError if the file has settings that could not be imported."""

@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.load import open_file as open_file
     from meshwright.frameworks.mapping import no_effect as no_effect
     from meshwright.frameworks.model_differences import as_replaced as as_replaced
+    from meshwright.frameworks.model_match import model_option as model_option
     from meshwright.frameworks.native import check_native as check_native
     from meshwright.frameworks.native import is_native as is_native
     from meshwright.frameworks.native import looks_native as looks_native
@@ -94,6 +95,7 @@ __getattr__ = LazyNames(
         "frameworks.load": "content_of format_of open_file",
         "frameworks.mapping": "no_effect",
         "frameworks.model_differences": "as_replaced",
+        "frameworks.model_match": "model_option",
         "frameworks.native": "check_native is_native looks_native train_command",
         "frameworks.open_length": "open_length_of_recipe",
         "frameworks.other_trainers": "OtherTrainerError",

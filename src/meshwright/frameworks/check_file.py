@@ -232,7 +232,7 @@ def _check(
     notes += host_memory_notes(estimate, on) if buildable else ()
     if hidden:
         notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")
-    left_open = notes_on_unchecked(imported, () if known else candidates, open_fields)
+    left_open = notes_on_unchecked(content, imported, () if known else candidates, open_fields)
     length = open_length(content.path, imported, recipe)
     if length and not any(one.rule.endswith(NO_LENGTH) for one in findings):
         notes.append(length)

@@ -17,6 +17,7 @@ from meshwright.frameworks.file_import import referring
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.model_match import OWN_MODEL
 from meshwright.frameworks.schedule_units import length_keys
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
 from meshwright.frameworks.tried_fixes import without_flag
@@ -104,7 +105,7 @@ def require_model(framework: Framework, dropped: Sequence[DroppedSetting]) -> No
     reason = f"{place} changes the model{more}, and our recipes have no field for it: another model would be trained"
     rope = first.key.endswith("position_embedding_type")
     other = f"{keys[0]} rope in {first.file}" if rope else f"remove {' '.join(keys)} from {first.file}"
-    fix = (other, "--model ./config.json, with the model's own values")
+    fix = (other, f"{OWN_MODEL}, with the model's own values")
     raise InputError(reason, field=keys[0], value=first.value, fix=fix)
 
 

@@ -20,7 +20,7 @@ from meshwright.frameworks.common import ASSUMED_VOCABULARY, DEFAULT_VOCABULARY
 from meshwright.frameworks.detection import framework_of
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.mapping import fields_set_by, relevant_fields, same_value, text_of
-from meshwright.frameworks.model_match import find_local_model, find_model
+from meshwright.frameworks.model_match import find_local_model, find_model, model_option
 from meshwright.frameworks.open_length import LENGTHS, open_length
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.to_recipe import WARMUP, ImportedRecipe, complete, gpu_variant, import_recipe
@@ -105,8 +105,8 @@ def import_file(
         reason = f"{content.path} does not name its model, or not one of known shape"
         if unknown:
             reason = f"{content.path} trains {unknown}, which is not in the catalogue: name its config.json or folder"
-            raise InputError(reason, field="model", value=unknown, fix=("--model ./config.json",))
-        raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
+            raise InputError(reason, field="model", value=unknown, fix=(model_option(content),))
+        raise InputError(reason, field="model", fix=("--model llama3-8b", model_option(content)))
     on, assumed = _cluster(content.path, settings, gpus)
     given = None if model is None else model[1]
     reference = _cluster_reference(on, gpus)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +14,15 @@ import msgspec
 
 from meshwright import file_access, hub
 from meshwright.errors import InputError
+from meshwright.frameworks.framework import Content
 from meshwright.frameworks.mapping import same_value
+from meshwright.frameworks.script_folders import is_file, job_folders
 from meshwright.models import (
     ModelSpec,
     catalogue_name,
     find,
     find_by_shape,
+    is_config,
     is_path,
     names,
     reference,
@@ -79,17 +84,46 @@ def _vocabulary_of_config(folder: Path) -> int | None:
     return None if found is None else found.vocab or None
 
 
-def find_local_model(text: str) -> tuple[ModelSpec | None, str]:
-    """Return the model of a folder or config.json on this machine, and why it cannot be read; empty if it is none."""
-    if not text or file_access.closed() or not is_path(text):
-        return None, ""
-    path = Path(text).expanduser()
-    if not (path / "config.json").is_file() and not (path.is_file() and path.suffix == ".json"):
+def find_local_model(text: str, content: Content | None = None) -> tuple[ModelSpec | None, str]:
+    """Return the model of a folder or config.json on this machine, and why it cannot be read; empty if it is none.
+
+    `content` is the file that names it, whose jobs may start in other folders than the current one.
+    """
+    path = local_model_path(text, content)
+    if not path:
         return None, ""
     try:
-        return find(text), ""
+        return find(path), ""
     except InputError as error:
         return None, error.reason
+
+
+def local_model_path(text: str, content: Content | None = None) -> str:
+    """Return the path from here of a model's folder or config.json that a file names; empty if there is none."""
+    if not text or file_access.closed():
+        return ""
+    if content is None or Path(text).expanduser().is_absolute():
+        return text if is_path(text) and _has_config(text) else ""
+    if not is_path(text) and find_model(text) is not None:
+        return ""  # a name of the catalogue
+    paths = (text if folder == Path() else str(folder / text) for folder in job_folders(content, text))
+    return next((path for path in paths if is_path(path) and _has_config(path)), "")
+
+
+OWN_MODEL = "--model FOLDER, where its config.json is"
+
+
+def model_option(content: Content) -> str:
+    """Return the option that names the model of a file: the config.json beside it, or in words if there is none."""
+    beside = None if content.folder is None or file_access.closed() else str(content.folder / "config.json")
+    if beside is None or not is_config(beside):
+        return OWN_MODEL
+    return shlex.join(["--model", beside if os.sep in beside else f"./{beside}"])
+
+
+def _has_config(text: str) -> bool:
+    path = Path(text).expanduser()
+    return is_file(path / "config.json") or (path.suffix == ".json" and is_file(path))
 
 
 def model_path(recipe: Recipe, model: ModelSpec) -> str:

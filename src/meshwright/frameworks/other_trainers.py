@@ -18,6 +18,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.model_match import local_model_path
 from meshwright.frameworks.other_defaults import defaults_of
 from meshwright.frameworks.other_losses import LOSSES, NOT_PLANNED, SWIFT_DEFAULT, loss_of, title_of, trains
 from meshwright.frameworks.trainer_fields import NOT_PAGED, PAGED
@@ -235,7 +236,7 @@ def _command(title: str, content: Content, typed: Typed) -> _Command:
     found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
     named = next((str(found[key]) for key in MODELS if key in found), "")
     try:
-        model = reference(named) or named
+        model = local_model_path(named, content) or reference(named) or named
     except MeshwrightError:
         model = named
     if not model:

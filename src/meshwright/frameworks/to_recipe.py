@@ -15,6 +15,7 @@ from meshwright.frameworks.common import ASSUMED_VOCABULARY
 from meshwright.frameworks.environment import with_references
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
+from meshwright.frameworks.model_match import local_model_path
 from meshwright.models import ModelSpec, has_other_weights, reshape
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import resized
@@ -107,7 +108,7 @@ def import_recipe(
         if file_model is not None and any(note.startswith(ASSUMED_VOCABULARY) for note in parsed.notes):
             file_model = msgspec.structs.replace(file_model, vocab=model.vocab)  # the file leaves it open
         parsed = _with_model(parsed, model)
-    mapped = map_to_recipe(framework, parsed)
+    mapped = _with_weights_here(map_to_recipe(framework, parsed), content)
     requested = override.requested(mapped.recipe, texts)
     notes = tuple(note for note in parsed.notes if not (one := TO_WRITE.search(note)) or one[1] not in requested)
     parsed = msgspec.structs.replace(parsed, notes=notes)
@@ -119,6 +120,16 @@ def import_recipe(
     layout = {*framework.batch_follows} & {text.partition("=")[0].strip() for text in texts}
     keeps_batch = bool(layout and framework.accumulation_key) and GLOBAL_BATCH not in requested
     return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model, requested, keeps_batch)
+
+
+def _with_weights_here(mapped: MappedSettings, content: Content) -> MappedSettings:
+    """Return the recipe with the path from here of a model folder that the file names by another one."""
+    checkpoint = mapped.recipe.checkpoint
+    here = local_model_path(checkpoint.pretrained or "", content)
+    if not here or here == checkpoint.pretrained:
+        return mapped
+    checkpoint = msgspec.structs.replace(checkpoint, pretrained=here)
+    return msgspec.structs.replace(mapped, recipe=msgspec.structs.replace(mapped.recipe, checkpoint=checkpoint))
 
 
 def _file_model(parsed: ParsedConfig) -> ModelSpec | None:

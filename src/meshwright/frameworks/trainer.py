@@ -19,7 +19,7 @@ from meshwright.frameworks.framework import Content
 from meshwright.frameworks.hf_arguments import as_parsed
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import content_of, open_file
-from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
+from meshwright.frameworks.model_match import find_local_model, find_model, local_model_path, other_weights
 from meshwright.frameworks.repository import is_in_repository
 from meshwright.frameworks.script_folders import MAX_PARENTS, find_file
 from meshwright.frameworks.shell.values import WrittenFile
@@ -358,14 +358,16 @@ TO_MODEL_AND_GOAL = (
 """Arguments that say what is trained and how long samples and batches are: no field has one of them alone."""
 
 
-def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "", trl: bool = False) -> ProgramFields:
-    """Return the model, goal and recipe fields that a program's arguments set.
+def program_fields(
+    content: Content, args: Arguments, fine_tuning: bool = False, script: str = "", trl: bool = False
+) -> ProgramFields:
+    """Return the model, goal and recipe fields that a program's arguments set, which a file (`content`) passes.
 
     `fine_tuning`: the program fine-tunes though no argument names a model. `script` is its name. `trl`: it constructs
     TRL's arguments.
     """
     args = without_adapters(args)
-    model = next((_model_named(str(args[name].value)) for name in (*MODELS, CONFIG) if name in args), None)
+    model = next((_model_named(str(args[name].value), content) for name in (*MODELS, CONFIG) if name in args), None)
     tuned = is_on(args, *ADAPTERS) or str(getattr(args.get("finetuning_type"), "value", "")) == "lora"
     plain = is_on(args, PLAIN_TEXT) and not tuned
     starts = not plain and (fine_tuning or any(name in args for name in MODELS[:1]))
@@ -378,7 +380,8 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     is_open = not length and any(name in args and args[name].unresolved for name in LENGTHS)
     open_fields = (*read.open_fields, *(("data.seq_length",) if is_open else ()))
     named = next((name for name in MODELS if name in args and not args[name].unresolved), "")
-    if (goal != "pretrain" or plain) and (weights := _weights_named(str(args[named].value), plain) if named else ""):
+    weights = _weights_named(str(args[named].value), plain, content) if named else ""
+    if weights and (goal != "pretrain" or plain):
         values[PRETRAINED], sources[PRETRAINED] = weights, named
     if "optimizer.lr" in values:
         values.setdefault("schedule.min_lr", 0.0)
@@ -412,17 +415,18 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes, not_theirs)
 
 
-def _model_named(text: str) -> ModelSpec | None:
+def _model_named(text: str, content: Content) -> ModelSpec | None:
     """Return the model of a hub id, or of a folder or config.json on this machine."""
-    return find_model(text) or find_local_model(text)[0]
+    return find_model(text) or find_local_model(text, content)[0]
 
 
-def _weights_named(text: str, plain: bool) -> str:
+def _weights_named(text: str, plain: bool, content: Content) -> str:
     """Return the weights that a program starts from, if its model does not say so: another hub id, or a folder here.
 
     Training on plain text starts from random weights unless the program names some.
     """
-    local = find_model(text) is None and find_local_model(text)[0] is not None and Path(text).expanduser().is_dir()
+    path = "" if find_model(text) is not None else local_model_path(text, content)
+    local = bool(path) and find_local_model(path)[0] is not None and Path(path).expanduser().is_dir()
     return text if plain or local else other_weights(text)
 
 

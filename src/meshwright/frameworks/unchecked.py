@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from meshwright import costs
 from meshwright.clusters import DEFAULT_GPU, Cluster
-from meshwright.frameworks.framework import NOT_ESTIMATED
+from meshwright.frameworks.framework import NOT_ESTIMATED, Content
 from meshwright.frameworks.mapping import text_of
-from meshwright.frameworks.model_match import find_model
+from meshwright.frameworks.model_match import OWN_MODEL, find_model, model_option
 from meshwright.frameworks.result import UnresolvedValue
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, complete
 from meshwright.planner import case_of
@@ -51,7 +51,7 @@ def _unknown_gpus(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> st
 
 
 def notes_on_unchecked(
-    imported: ImportedRecipe, candidates: Sequence[Cluster], open_fields: Sequence[str]
+    content: Content, imported: ImportedRecipe, candidates: Sequence[Cluster], open_fields: Sequence[str]
 ) -> Iterator[str]:
     """Yield what was not checked; `candidates` are the clusters tried in place of unknown GPUs."""
 
@@ -70,7 +70,9 @@ def notes_on_unchecked(
             yield f"{named}: architecture and memory were not checked"
     elif imported.model is None:
         what = f"{named} is not in the catalogue" if named else "the file does not name its model"
-        yield f"{what}: architecture and memory were not checked (--model {'./config.json' if named else 'NAME'})"
+        own = model_option(content)
+        option = own if named or own != OWN_MODEL else "--model NAME"
+        yield f"{what}: architecture and memory were not checked ({option})"
     elif imported.unknown_fields:
         example = examples((*imported.unknown_fields, *run_time))
         yield f"the training program sets some fields: memory is checked if you pass them, e.g. {example}"

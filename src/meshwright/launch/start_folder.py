@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.patch_program import named_config
-from meshwright.frameworks.script_folders import is_file, started_from
+from meshwright.frameworks.script_folders import is_file, job_folders
 from meshwright.frameworks.types import Program, ProgramArguments
 
 
@@ -26,18 +26,7 @@ def start_folder(framework: str, content: Content, program: Program, files: Coll
     is_own = framework in ARGUMENTS_FILE and script not in files and not script.startswith(("-", "/", "$"))
     if not is_own or file_access.closed():
         return None
-    return next((one.resolve() for one in _folders(content, script) if is_file(one / script)), None)
-
-
-def _folders(content: Content, script: str) -> Iterator[Path]:
-    """Yield the folders in which a script may start its program: the one that it changes to, or that of submission."""
-    commands = () if content.script is None else content.script.commands
-    moves = [one.words for one in commands if one.words and one.words[0].value in ("cd", "pushd")]
-    last = moves[-1][1] if moves and len(moves[-1]) > 1 else None
-    submitted = (Path(), *(started_from(content.folder, script) if content.folder is not None else ()))
-    if last is not None and not last.unresolved:
-        yield from (one / str(last.value) for one in submitted)
-    yield from submitted
+    return next((one.resolve() for one in job_folders(content, script) if is_file(one / script)), None)
 
 
 def with_full_names(program: Program, files: Collection[str], folder: str) -> Program:

@@ -116,7 +116,7 @@ def parse_settings(
     keeps_dtype: bool = False,
 ) -> ParsedConfig:
     settings = normalize(raw_settings)
-    run = _inputs(settings, arguments, fine_tuning, script, trl, keeps_dtype)
+    run = _inputs(content, settings, arguments, fine_tuning, script, trl, keeps_dtype)
     type_name, program, effective = run.type_name, run.program, run.precision.settings
     inner = None
     if type_name == "DEEPSPEED":
@@ -159,7 +159,13 @@ def parse_settings(
 
 
 def _inputs(
-    settings: Settings, arguments: Arguments, fine_tuning: bool, script: str, trl: bool, keeps_dtype: bool
+    content: Content,
+    settings: Settings,
+    arguments: Arguments,
+    fine_tuning: bool,
+    script: str,
+    trl: bool,
+    keeps_dtype: bool,
 ) -> _Inputs:
     if is_by_trl(script) and "model_name_or_path" in arguments:
         arguments = {**arguments, LOADED_BY_TRL: arguments["model_name_or_path"]}
@@ -169,7 +175,7 @@ def _inputs(
     elif is_by_trl(script):
         arguments = {**arguments, **library_setting("trl", given["use_peft"])}
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
-    program = program_fields(arguments, fine_tuning, script, trl)
+    program = program_fields(content, arguments, fine_tuning, script, trl)
     precision = precision_of(settings, arguments, type_name, program.goal, keeps_dtype)
     return _Inputs(settings, given, arguments, type_name, program, precision, script, trl)
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.initial_weights import is_hub_id
-from meshwright.frameworks.model_match import find_model, same_shape
+from meshwright.frameworks.model_match import OWN_MODEL, find_model, same_shape
 from meshwright.frameworks.types import Settings
 from meshwright.models import Attention, Dense, ModelSpec, config_named, reshape
 from meshwright.recipes.model_changes import sizes
@@ -64,7 +64,7 @@ def changed_sizes(settings: Settings, model: ModelSpec | None) -> tuple[dict[str
         reshape(model, **found)
     except (InputError, ZeroDivisionError) as error:
         reason = getattr(error, "reason", "the sizes do not fit together")
-        return {}, f"the sizes in {PREFIX[:-1]} were not applied: {reason} (--model ./config.json gives the shape)"
+        return {}, f"the sizes in {PREFIX[:-1]} were not applied: {reason} ({OWN_MODEL}, gives the shape)"
     return found, ""
 
 

@@ -34,7 +34,7 @@ from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import Content, Framework, GpuRequest, ParsedConfig, RuleContext
 from meshwright.frameworks.key_table import near_name
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.model_match import find_local_model, find_model, from_sizes
+from meshwright.frameworks.model_match import find_local_model, find_model, from_sizes, model_option
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue
 from meshwright.models import ModelSpec, is_path, reshape
 from meshwright.recipes.types import Goal, Recipe
@@ -257,7 +257,7 @@ def _parsed(
         kind = f"{'a VLM' if recipe else 'an LLM'} recipe"
         notes.append(f"the file has no recipe key, which the automodel command requires: it is read as {kind}")
     files = tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())]))
-    model = None if is_other_recipe else _model(normalized, notes, content.text)
+    model = None if is_other_recipe else _model(normalized, notes, content)
     sizes, problem = changed_sizes(normalized, model) if model_name(normalized) else ({}, "")
     if problem:
         notes.append(problem)
@@ -301,16 +301,16 @@ def _suppressed(settings: Settings, model: ModelSpec | None) -> Iterator[str]:
         yield "peft.experts-tensor-parallel"
 
 
-def _model(settings: Settings, notes: list[str], text: str) -> ModelSpec | None:
+def _model(settings: Settings, notes: list[str], content: Content) -> ModelSpec | None:
     name = model_name(settings)
     if name:
-        own, problem = find_local_model(name)
+        own, problem = find_local_model(name, content)
         found = own or find_model(name)
-        if found is None and not problem and is_path(name) and (found := commented_model(text)) is not None:
+        if found is None and not problem and is_path(name) and (found := commented_model(content.text)) is not None:
             notes.append(f"{name} is not here: it has weights of {found.name}, as a comment of the file says")
         if found is None:
             reason = problem or ("no such folder with a config.json here" if is_path(name) else "not in the catalogue")
-            notes.append(f"{name}: {reason}, so its sizes are unknown (--model ./config.json)")
+            notes.append(f"{name}: {reason}, so its sizes are unknown ({model_option(content)})")
         return found
     sizes = {
         key.removeprefix("model.config."): setting.value

@@ -396,7 +396,7 @@ def _parsed(
     trl: bool = False,
 ) -> ParsedConfig:
     normalized = normalize(settings)
-    program = program_fields(arguments or {}, fine_tuning, script, trl)
+    program = program_fields(content, arguments or {}, fine_tuning, script, trl)
     return ParsedConfig(
         settings=normalized,
         name=Path(content.path).stem,

@@ -260,7 +260,7 @@ def _start_findings(file: _File, refused: Sequence[Finding]) -> Iterator[Finding
     processes = file.gpus.count or as_int(settings.get("num_processes"))
     named = next((settings[key] for key, name in one.names.items() if name == MODEL and key in settings), None)
     name = str(named.value) if named is not None and not named.unresolved else ""
-    model = find_model(name) or find_local_model(name)[0]
+    model = find_model(name) or find_local_model(name, file.content)[0]
     style: Style = "command" if file.is_command else "yaml"
     tables = tables_of(one.name, settings, file.subcommand)
     reported = {finding.field for finding in refused}

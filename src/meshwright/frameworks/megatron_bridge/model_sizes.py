@@ -9,6 +9,7 @@ from meshwright.frameworks.common import is_int
 from meshwright.frameworks.megatron_bridge.bridge_recipes import BridgeRecipe
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.parsed_config import get_value
+from meshwright.frameworks.model_match import OWN_MODEL
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import Attention, Dense, ModelSpec, reshape
 from meshwright.recipes.types import Recipe
@@ -51,7 +52,7 @@ def changed_sizes(settings: Settings, model: ModelSpec | None) -> tuple[dict[str
         key = next((key for key, name in _keys(model).items() if name == field and key in settings), "")
         shown = format_override(key, sizes[field]) if key else "the changed sizes"
         reason = getattr(error, "reason", "the sizes do not fit together")
-        return {}, f"{shown}: {reason}; the changed model was not checked (--model ./config.json gives its shape)"
+        return {}, f"{shown}: {reason}; the changed model was not checked ({OWN_MODEL}, gives its shape)"
     return sizes, ""
 
 

@@ -47,16 +47,16 @@ def detect(content: Content) -> int:
 def parse(content: Content) -> ParsedConfig:
     """Parse a script, a Python file or a saved config."""
     reader = {"shell": command.read, "python": snippet.read}.get(content.format, run_config.read)
-    return assemble(reader(content), content.path)
+    return assemble(reader(content), content)
 
 
-def assemble(run: ParsedRun, path: str) -> ParsedConfig:
+def assemble(run: ParsedRun, content: Content) -> ParsedConfig:
     """Combine a file's settings with the recipe it names."""
     name = str(run.recipe.value) if run.recipe and not run.recipe.unresolved else ""
     row = bridge_recipes.find(name) if name else None
     goal: Goal = (row.goal if row else None) or run.goal or "pretrain"
     settings = dict(run.settings)
-    own, problem = find_local_model(run.model)
+    own, problem = find_local_model(run.model, content)
     model = own or find_model(run.model) or (find_model(row.model) if row else None)
     if model is None and run.form == "saved":
         model = run_config.model_of(settings)
@@ -84,7 +84,7 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
         model = None if not run.model else model
     return ParsedConfig(
         settings=settings,
-        name=name or _stem(path),
+        name=name or _stem(content.path),
         model=model,
         goal=goal,
         base=base,
@@ -92,7 +92,7 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
         env=run.env,
         findings=run.findings,
         notes=tuple(notes),
-        files=tuple(dict.fromkeys([path, *(setting.file for setting in settings.values())])),
+        files=tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())])),
         field_values=fields,
         mappable=mappable_settings(settings, base, model),
         assumed=_assumed_fields(settings, base),

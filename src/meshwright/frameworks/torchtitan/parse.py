@@ -211,7 +211,7 @@ def _parse_toml(content: Content, settings: dict[str, SourcedValue], complete: b
     numbers: Mapping[str, float] = {}
     if model is None and _text(settings, CUSTOM_IMPORT):  # its flavor is registered by that module
         registered = _registered(content, settings)
-        model, _ = find_local_model(_text(settings, "model.hf_assets_path"))
+        model, _ = find_local_model(_text(settings, "model.hf_assets_path"), content)
         if registered is not None and (model is None or not same_shape(model, registered.model)):
             model, numbers = registered.model, registered.numbers
             notes.append(
