@@ -22,7 +22,7 @@ HARD = {  # estimates of memory, their layouts, and estimates of step time: at m
     "recommend llama31_405b --gpus 48xRTX4090 --goal peft --seq 32768": (400, 35_000, 185),
     "recommend kimi_k2 --gpus 32xGB200 --goal sft --engine megatron": (135, 17_200, 41),
     "recommend qwen2_72b --gpus 16xA10G --goal pretrain layout.pp=4": (197, 6_200, 36),
-    "recommend deepseek_v3 --gpus 4096xH100 --goal pretrain": (48, 16_300, 26),
+    "recommend deepseek_v3 --gpus 4096xH100 --goal pretrain": (68, 16_300, 35),
     "recommend nemotron_nano_v2_vl_12b --gpus 128xRTX4090 --goal sft --seq 131072": (180, 15_500, 42),
     "recommend glm_45v --gpus 4xL4 --goal sft --seq 131072": (109, 48_800, 8),
 }

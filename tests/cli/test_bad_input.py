@@ -57,7 +57,7 @@ def test_sequence_length_must_be_a_number(meshwright: Any, seq: str) -> None:
     ("override", "hint"),
     [
         ("layout.tpp=2", "layout.tp"),
-        ("model.tensor_parallel_size=2", "tensor_model_parallel_size"),
+        ("model.tensor_parallel_size=2", "layout.tp=2"),
         ("layout.tp=two", "layout.tp"),
         ("layout.tp=0", "layout.tp"),
         ("layout.tp=2.5", "layout.tp"),

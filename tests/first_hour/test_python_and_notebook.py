@@ -98,7 +98,6 @@ def test_lists_are_lists_and_tables() -> None:
         ("num_gpus", 8, "gpus=8"),
         ("cluster", "8xH100", 'gpus="8xH100"'),
         ("task", "sft", 'goal="sft"'),
-        ("epochs", 3, 'overrides={"train.epochs": 3}'),
         ("lr", 1e-4, 'overrides={"optimizer.lr": 0.0001}'),
         ("tensor_parallel", 2, 'overrides={"layout.tp": 2}'),
         ("gradient_checkpointing", True, 'overrides={"layout.recompute": "full"}'),
