@@ -106,3 +106,74 @@ def test_flushes_of_the_allocator_that_deepspeed_reports_are_a_finding(meshwrigh
         found = meshwright("doctor", str(path), "--json").json["findings"]
         messages = [one["message"] for one in found if one["rule"] == "memory.only-just-fits"]
         assert [message.split()[0] for message in messages] == [str(count)] * bool(count)
+
+
+STATED = """***** Running training *****
+  Instantaneous batch size per device = 4
+  Total train batch size (w. parallel, distributed & accumulation) = 256
+  Gradient Accumulation steps = 4
+  Total optimization steps = 9,000
+"""
+
+
+def trainer_log(every: int, printed: int, steps: int = 1000, stamps: bool = True, records: bool = True) -> str:
+    """Return a log of the Trainer without progress bars, with DeepSpeed's lines: steps slow down in the second half."""
+    at, lines = datetime(2026, 11, 1, 10, 0, 0, 123000), [STATED.rstrip()]
+    for step in range(1, steps + 1):
+        seconds = 3.2 if 2 * step <= steps else 4.9
+        at += timedelta(seconds=seconds)
+        stamp = f"[{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d}]" if stamps else ""
+        if step % printed == 0:
+            lines += [
+                f"{stamp} [INFO] [logging.py:128:log_dist] [Rank 0] step={step}, skipped=0, lr=[0.0003], mom=[]",
+                f"{stamp} [INFO] [timer.py:264:stop] epoch=0/micro_step={4 * step}/global_step={step}, "
+                f"RunningAvgSamplesPerSec=70.1, CurrSamplesPerSec={256 / seconds:.4f}, MemAllocated=7.31GB, "
+                "MaxMemAllocated=27.02GB",
+            ]
+        if step == every or (records and step % every == 0):
+            loss = 2.4 + 8 / (1 + step / 50)
+            lines.append(f"{{'loss': {loss:.4f}, 'grad_norm': 0.5, 'learning_rate': 0.0003, 'epoch': 0.0}}")
+    return "\n".join(lines) + "\n"
+
+
+def doctor(meshwright: Any, text: str) -> Any:
+    Path("train.log").write_text(text)
+    words = ("--model", "llama3-8b", "--gpus", "2x8xA100-80", "--goal", "sft", "--json")
+    return meshwright("doctor", "train.log", *words).json
+
+
+@pytest.mark.parametrize(
+    ("every", "printed", "stamps", "records"),
+    [
+        (10, 50, True, True),
+        (10, 50, False, True),  # the time of one step, from CurrSamplesPerSec and the batch
+        (20, 50, True, True),
+        (50, 10, True, True),
+        (10, 10, True, True),
+        (10, 50, True, False),  # one record only
+    ],
+)
+def test_the_trainers_records_have_the_steps_and_times_of_deepspeed(
+    meshwright: Any, every: int, printed: int, stamps: bool, records: bool
+) -> None:
+    found = doctor(meshwright, trainer_log(every, printed, 3000, stamps, records))
+    assert (found["kind"], found["last_step"]) == ("transformers", 3000)
+    assert [one["rule"] for one in found["findings"]] == ["speed.sustained-slowdown"]
+    measured = {one["name"]: one["measured"] for one in found["figures"]}
+    assert measured["peak memory"] == 27.02
+    assert measured["first loss"] == pytest.approx(2.4 + 8 / (1 + every / 50), abs=0.01)
+    assert not any("no step numbers" in note for note in found["notes"])
+
+
+def test_a_restarted_trainer_with_deepspeeds_lines_counts_on(meshwright: Any) -> None:
+    first, again = trainer_log(10, 50, 500), trainer_log(10, 50, 1000).splitlines()
+    resumed = [STATED.rstrip(), *again[next(n for n, line in enumerate(again) if "step=450," in line) + 3 :]]
+    found = doctor(meshwright, first + "\n".join(resumed) + "\n")
+    assert found["last_step"] == 1000
+
+
+def test_a_record_of_the_first_step_shifts_none(meshwright: Any) -> None:
+    text = trainer_log(10, 50).replace("{'loss'", "{'loss': 10.9, 'grad_norm': 0.5, 'epoch': 0.0}\n{'loss'", 1)
+    found = doctor(meshwright, text)
+    assert found["last_step"] == 1000
+    assert {one["name"]: one["measured"] for one in found["figures"]}["first loss"] == 10.9

@@ -11,6 +11,13 @@ Bar = tuple[int, int, int, float | None]
 REDRAWN = 2  # lines after a record in which its bar is drawn again
 
 
+def total_of_bars(bars: Sequence[Bar], total: int | None) -> int:
+    """Return the total of the progress bar of training; 0 if it does not advance in the log."""
+    counts = {bar[2] for bar in bars}
+    whole = total if total in counts else max(counts, default=0)
+    return whole if whole and len({bar[1] for bar in bars if bar[2] == whole}) > 1 else 0
+
+
 def steps_of(records: Sequence[int], bars: Sequence[Bar]) -> Iterator[tuple[int, float | None]]:
     """Yield the step and the elapsed seconds of each record, by its place: the bar after it, or the last one before.
 

@@ -17,6 +17,7 @@ MARKS = re.compile(r"\[INFO\] \[(?:logging|timer|config|engine|launch|runner)\.p
 STEP = re.compile(rf"\bstep=(?P<step>\d+), skipped=(?P<skipped>\d+), lr=\[\s*(?P<lr>{NUMBER})?"
                   rf"|/global_step=(?P<timed>\d+), RunningAvgSamplesPerSec=")  # fmt: skip
 PEAK = re.compile(rf"MaxMemAllocated=({NUMBER})GB")  # its GB are GiB
+RATE = re.compile(rf"CurrSamplesPerSec=({NUMBER})")
 OVERFLOW = re.compile(
     r"\[deepspeed\] OVERFLOW! Rank \d+ Skipping step\.(?: Attempted loss scale: \d+, reducing to (\d+))?"
 )

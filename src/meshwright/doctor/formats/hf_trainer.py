@@ -17,8 +17,9 @@ import msgspec
 
 from meshwright import json_text
 from meshwright.display import plural
-from meshwright.doctor.formats.bar_steps import Bar, steps_of
+from meshwright.doctor.formats.bar_steps import Bar, steps_of, total_of_bars
 from meshwright.doctor.formats.deepspeed import OVERFLOW, Overflows
+from meshwright.doctor.formats.deepspeed_timers import Timer, steps_of_starts, timers_of
 from meshwright.doctor.formats.derived_steps import Range, derive, per_epoch, total_of
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive, tokens_between
@@ -33,6 +34,7 @@ MARKS = re.compile(
     r"\"log_history\": ?\[|'train_runtime':|'eval_loss':|\*{5} Running training \*{5}|transformers[./]trainer"
     r"|Unsloth \d{4}\.\d|Num GPUs = \d+\. Max memory"
 )
+STARTS = "***** Running training *****"
 STEP = re.compile(
     r"\{(?>[^{}']*(?:'(?!loss')[^{}']*)*)'loss': '?" + NUMBER + r"'?[^{}]*\}"
     r"|^\s*\{.*\"(?:current_steps\": ?\d|global_step/max_steps\": ?\"\d|iteration\": ?\"\d+/)"
@@ -100,6 +102,7 @@ class _Record:
         self.line, self.figures, self.step, self.at_s = line, figures, step, at_s
         self.place = 0  # among the lines, where updates of a bar count too
         self.total: int | None = None  # steps of the run, if the record has them
+        self.of_deepspeed: dict[str, Any] = {}  # figures of its step in DeepSpeed's messages, by our names
 
 
 MAX_STATE = 64 * 1024**2  # characters of a trainer_state.json with its indents
@@ -138,6 +141,12 @@ def read(lines: Sequence[Line], path: str) -> Run:
         elif world is None and (found := WORLD.search(line.text)):
             world = int(found[1])
     notes = list[str]()
+    starts = [place for place, line in enumerate(lines) if STARTS in line.text]
+    timers = timers_of(lines, stated.get("batch", 0), starts)
+    if not total_of_bars(bars, stated.get("total_steps")) and all(record.step is None for record in records):
+        found_steps = steps_of_starts([record.place for record in records], timers, starts) or []
+        for record, step in zip(records, found_steps, strict=False):
+            record.step = step
     stated["total_steps"] = _with_steps(records, bars, summary, stated, notes) or 0
     _place_validations(validations, records)
     known_total = next((record.total for record in reversed(records) if record.total), None)
@@ -150,7 +159,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     for record in records:
         if record.at_s is None:  # with include_num_input_tokens_seen, every record has its time
             record.at_s = record.figures.get("train_runtime")
-    return _run(path, records, validations, _with_mean_tokens(header, summary), notes)
+    return _run(path, _with_timers(records, timers), validations, _with_mean_tokens(header, summary), notes)
 
 
 def _front_end(lines: Sequence[Line]) -> str:
@@ -194,9 +203,9 @@ def _run(
         known = {name: value for name, value in known.items() if name not in speeds or positive(str(value))}
         if "skipped" in known:
             known["skipped"] = int(known["skipped"])
-        if number_ - 1 in hidden:
+        if id(record) in hidden:
             known |= {"loss": float("nan"), "hides_nan": True}
-        steps.add(record.step or number_, record.line, at_s=record.at_s, **known)
+        steps.add(record.step or number_, record.line, at_s=record.at_s, **{**record.of_deepspeed, **known})
     if tokens := _tokens_per_step(records):
         header = msgspec.structs.replace(header, tokens_per_step=tokens)
     uncounted = bool(records) and all(record.step is None for record in records)
@@ -237,17 +246,18 @@ def _record(line: Line, text: str) -> Iterator[_Record]:
 
 
 def _hidden_nans(records: Sequence[_Record]) -> frozenset[int]:
-    """Return the records whose loss of 0 hides a NaN: those with a NaN norm, or all to the end without a norm.
+    """Return the ids of records whose loss of 0 hides a NaN: those with a NaN norm, or all to the end without a norm.
 
     The Trainer adds no NaN to the loss that it logs (logging_nan_inf_filter), so that nothing but 0 is left.
     """
-    zero = [index for index, record in enumerate(records) if record.figures.get("loss") == 0]
-    with_nan = {i for i in zero if not math.isfinite(records[i].figures.get("grad_norm", 0.0))}
-    last = len(records)
-    while last and records[last - 1].figures.get("loss") == 0 and "grad_norm" not in records[last - 1].figures:
+    logged = [record for record in records if "loss" in record.figures]
+    zero = [record for record in logged if record.figures["loss"] == 0]
+    with_nan = [record for record in zero if not math.isfinite(record.figures.get("grad_norm", 0.0))]
+    last = len(logged)
+    while last and logged[last - 1].figures["loss"] == 0 and "grad_norm" not in logged[last - 1].figures:
         last -= 1
-    at_end = range(last, len(records)) if 0 < last <= len(records) - LEAST_ZEROS else ()
-    return frozenset(with_nan | {*at_end})
+    at_end = logged[last:] if 0 < last <= len(logged) - LEAST_ZEROS else []
+    return frozenset(map(id, (*with_nan, *at_end)))
 
 
 def _tokens_per_step(records: Sequence[_Record]) -> int | None:
@@ -296,14 +306,36 @@ def _with_steps(
     untold, total = [record for record in records if record.step is None], stated.get("total_steps")
     if not untold:
         return total
-    counts = {bar[2] for bar in bars}
-    whole: int | None = total if total in counts else max(counts, default=None)
-    if whole and len({bar[1] for bar in bars if bar[2] == whole}) > 1:
+    if whole := total_of_bars(bars, total):
         found = steps_of([record.place for record in untold], [bar for bar in bars if bar[2] == whole])
         for record, (step, at_s) in zip(untold, found, strict=True):
             record.step, record.at_s = step, at_s
         return whole
     return _from_epochs(untold, summary, stated, notes)
+
+
+def _with_timers(records: Sequence[_Record], timers: Sequence[Timer]) -> list[_Record]:
+    """Return the records with the figures that DeepSpeed prints of their steps, and a record of each other such step.
+
+    Times of progress bars are kept: they are of every record.
+    """
+    timed = any(record.at_s is not None for record in records)
+    if not timers or (len(records) > 1 and any(record.step is None for record in records)):
+        return [*records]
+    if len(records) == 1 and records[0].step is None:
+        records[0].step = max((one.step for one in timers if one.place < records[0].place), default=1)
+    rows = sorted(records, key=lambda record: record.place)
+    for one in timers:
+        figures = {name: value for name, value in one.figures.items() if name != "seconds" or not timed}
+        after = bisect_left(rows, one.place, key=lambda record: record.place)
+        same = next((record for record in rows[max(0, after - 1) : after + 1] if record.step == one.step), None)
+        if same is not None:
+            same.of_deepspeed = {name: value for name, value in figures.items() if name != "lr"}
+        elif not timed:
+            row = _Record(one.line, {}, one.step, None)
+            row.place, row.of_deepspeed = one.place, figures
+            rows.insert(after, row)
+    return rows
 
 
 def _from_epochs(
