@@ -160,3 +160,20 @@ def test_code_with_a_flavor_of_its_own_may_have_datasets_too(
     [finding] = [one for one in found.json["findings"] if one["rule"] == "torchtitan.dataset-name"]
     assert finding["severity"] == severity
     assert found.code == (0 if severity == "warning" else 1)
+
+
+def test_the_fix_of_a_job_is_the_repair_of_check(meshwright: Any, tmp_path: Path) -> None:
+    """A repair with a pipeline changes the local batch, which sets the micro batches of a pass."""
+    file = tmp_path / "cpt.toml"
+    file.write_text(
+        '[model]\nname = "llama3"\nflavor = "70B"\n[optimizer]\nname = "AdamW"\nlr = 2e-5\n'
+        '[training]\nlocal_batch_size = 1\nglobal_batch_size = 500\nseq_len = 8192\nsteps = 9537\ndataset = "c4"\n'
+        "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 16\n"
+        'enable_async_tensor_parallel = true\n[activation_checkpoint]\nmode = "full"\n[compile]\nenable = false\n'
+    )
+    repaired = meshwright("check", str(file), "--gpus", "16x8xH100", "--json").json["repair"]
+    assert "training.local_batch_size = 62" in repaired["overrides"]
+    words = ("launch", str(file), "--scheduler", "slurm", "--gpus", "16x8xH100", "--write", str(tmp_path / "job"))
+    refused = meshwright(*words, "--json")
+    assert meshwright(*words, *shlex.split(refused.json["error"]["fix"][0])).code == 0
+    assert "local_batch_size = 62" in (tmp_path / "job" / "config.toml").read_text()

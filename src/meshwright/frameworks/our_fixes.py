@@ -64,12 +64,23 @@ def _overrides(
         before, after = (_recipe(framework, one, model, on) for one in (content, changed))
     except InputError:
         return ()
+    typed = _changes(before, after)
+    try:
+        applied = _recipe(framework, content, model, on, typed)
+    except InputError:
+        return typed
+    named = {text.partition("=")[0] for text in typed}  # what the file's own values make of the rest is changed too
+    return (*typed, *(one for one in _changes(applied, after) if one.partition("=")[0] not in named))
+
+
+def _changes(before: Recipe, after: Recipe) -> tuple[str, ...]:
+    """Return the fields in which two recipes differ, with the values of the second."""
     keys = [key for key in recipe_fields() if field_value(before, key) != field_value(after, key)]
     return tuple(format_override(key, field_value(after, key)) for key in keys)
 
 
-def _recipe(framework: Framework, content: Content, model: ModelSpec, on: Cluster) -> Recipe:
-    return complete(import_recipe(framework, content, model), on)
+def _recipe(framework: Framework, content: Content, model: ModelSpec, on: Cluster, typed: Sequence[str] = ()) -> Recipe:
+    return complete(import_recipe(framework, content, model, list(typed)), on)
 
 
 def changed_content(content: Content, finding: Finding) -> Content | None:
