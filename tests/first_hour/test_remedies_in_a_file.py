@@ -62,10 +62,7 @@ def run_of(engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "offload"),
-    [
-        ("deepspeed", "deepspeed_config: {offload_optimizer_device: cpu}"),
-        ("fsdp1", "fsdp_config: {fsdp_offload_params: true}"),
-    ],
+    [("deepspeed", "offload_optimizer_device: cpu"), ("fsdp1", "fsdp_config: {fsdp_offload_params: true}")],
 )
 def test_a_full_gpu_has_the_fix_of_check(meshwright: Any, engine: str, offload: str) -> None:
     run_of(engine)

@@ -42,10 +42,10 @@ DEFECTS = {
         ("nemo_automodel.NeMo", "nemo_automodell.NeMo"),
         ("torch.optim.AdamW", "torch.optim.AdamWW"),
     ),
+    "value.invalid": (("dim: 8", "dim: eight"),),
     "automodel.recipe-unknown": (("ForNextTokenPrediction", "ForNextTokenPredicton"),),
     "automodel.target-keyword": (
         ("dim: 8", "dimm: 8"),
-        ("dim: 8", "dim: eight"),
         ("split: train", "splitt: train"),
         ("enabled: false", "enable: false"),
     ),

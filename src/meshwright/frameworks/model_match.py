@@ -15,8 +15,9 @@ import msgspec
 from meshwright import file_access, hub
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.job_folders import job_folders
 from meshwright.frameworks.mapping import same_value
-from meshwright.frameworks.script_folders import is_file, job_folders
+from meshwright.frameworks.script_folders import is_file
 from meshwright.models import (
     ModelSpec,
     catalogue_name,

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from meshwright.frameworks.framework import Content
 
 MAX_PARENTS = 3  # folders above a script in which the files that it names are looked for
 
@@ -20,20 +16,6 @@ def started_from(folder: Path, name: str) -> tuple[Path, ...]:
     above = list(folder.resolve().parents)[: MAX_PARENTS if "/" in name else 1]
     here = Path.cwd()
     return folder, *(one.relative_to(here) if one.is_relative_to(here) else one for one in above)
-
-
-def job_folders(content: Content, name: str) -> Iterator[Path]:
-    """Yield the folders in which a job may look up a relative name: the one that its script changes to comes first.
-
-    Then comes the current folder, from which it is submitted, and those that the file may be started from.
-    """
-    commands = () if content.script is None else content.script.commands
-    moves = [one.words for one in commands if one.words and one.words[0].value in ("cd", "pushd")]
-    last = moves[-1][1] if moves and len(moves[-1]) > 1 else None
-    submitted = (Path(), *(started_from(content.folder, name) if content.folder is not None else ()))
-    if last is not None and not last.unresolved:
-        yield from (one / str(last.value) for one in submitted)
-    yield from submitted
 
 
 def is_file(path: Path) -> bool:

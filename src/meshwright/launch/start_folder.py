@@ -11,9 +11,10 @@ from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.job_folders import job_folders
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.patch_program import named_config
-from meshwright.frameworks.script_folders import is_file, job_folders
+from meshwright.frameworks.script_folders import is_file
 from meshwright.frameworks.types import Program, ProgramArguments
 
 
