@@ -103,9 +103,9 @@ def _argument_keys(parsed: ParsedConfig) -> dict[str, str]:
 
 def fields_set_by(key_map: str, key: str) -> tuple[str, ...]:
     """Return the recipe fields that a framework's key sets, alone or with others."""
-    for composite in composite_keys(key_map):
-        if key in composite.keys:
-            return composite.fields
+    composite = {one: row for row in composite_keys(key_map) for one in row.keys}.get(key)  # the last is the key's own
+    if composite is not None:
+        return composite.fields
     config_key = config_keys(key_map).get(key)
     return (config_key.field,) if config_key is not None and config_key.field else ()
 
