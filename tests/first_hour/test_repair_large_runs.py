@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from tests.first_hour.test_pasted_repairs import pasted
 
 MEGATRON = (
@@ -51,6 +52,35 @@ def test_the_repair_of_a_script_is_a_fast_one_and_offers_a_batch_that_divides(
         after = meshwright("check", name, *gpus, "--json").json
         assert after["ok"], (name, repair, after["findings"])
         assert after["estimate"]["step_s"] == pytest.approx(repair["step_s"]), name
+
+
+TITAN_70B = {
+    "model": {"name": "llama3", "flavor": "70B"},
+    "optimizer": {"name": "AdamW", "lr": 2e-5},
+    "lr_scheduler": {"warmup_steps": 200},
+    "training": {"local_batch_size": 1, "global_batch_size": 500, "seq_len": 8192, "steps": 9537, "dataset": "c4"},
+    "parallelism": {"tensor_parallel_degree": 16, "enable_async_tensor_parallel": True},
+    "activation_checkpoint": {"mode": "full"},
+    "compile": {"enable": False, "components": ["model", "loss"]},
+}
+
+
+@pytest.mark.parametrize(("batch", "contract"), [(500, False), (499, True)])  # 499 is prime: one replica, far slower
+def test_a_repair_of_the_layout_keeps_a_batch_that_another_layout_can_split(
+    meshwright: Any, tmp_path: Path, batch: int, contract: bool
+) -> None:
+    settings = {table: dict(values) for table, values in TITAN_70B.items()}
+    settings["training"]["global_batch_size"] = batch
+    file = tmp_path / "titan.toml"
+    file.write_text(tomlkit.dumps(settings))
+    repair = meshwright("check", str(file), "--gpus", "16x8xH100", "--json").json["repair"]
+    assert repair["contract"] is contract, repair
+    for text in repair["overrides"]:
+        table, key = text.partition(" = ")[0].split(".")
+        settings[table][key] = tomlkit.parse(f"value = {text.partition(' = ')[2]}")["value"]
+    file.write_text(tomlkit.dumps(settings))
+    assert (settings["training"]["global_batch_size"] == batch) is not contract
+    assert meshwright("check", str(file), "--gpus", "16x8xH100").code == 0
 
 
 def test_a_repair_that_is_much_slower_than_another_layout_says_so_with_the_command(meshwright: Any) -> None:

@@ -43,8 +43,9 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
     outside = {name: value for name, value in joint.items() if name not in SEARCHED_NAMES}
     batches = case.cached(_searched)
     tried = [joint, *_single_changes(case), *_near_layouts(case, {}, batches, typed)]
-    if outside:
-        tried += _near_layouts(case, outside, scored_layouts(case.replace(**outside), {}), typed)
+    same_training = {name: value for name, value in outside.items() if not _contract([name])}
+    for fixes in [same_training, outside] if same_training != outside else [outside]:
+        tried += _near_layouts(case, fixes, scored_layouts(case.replace(**fixes), {}), typed) if fixes else ()
     works = _without_errors(case, [change for change in tried if change])
     if not works:  # levers that save memory
         lean = layout_fix(case, frozenset(), batches) or {}
@@ -78,8 +79,9 @@ def find_repair_of_file(case: Case, follows_ranks: bool = False) -> Change:
     """Return the repair of a file, whose author chose layout and batch together.
 
     If its ranks cannot split the batch, a smaller micro batch or a batch next to it is taken where that leaves more of
-    the layout as it is: 128 sequences instead of 130, rather than other parallelism for 130. A batch that the file does
-    not name follows the data-parallel ranks (`follows_ranks`): it is kept only if there is a number of them.
+    the layout as it is: 128 sequences instead of 130, rather than other parallelism for 130. If the parallelism has to
+    change in any case, the batch stays, unless only much slower layouts can split it. A batch that the file does not
+    name follows the data-parallel ranks (`follows_ranks`): it is kept only if there is a number of them.
     """
     change = find_repair(case)
     if change and follows_ranks and (one := _repair_of_ranks(case)):
@@ -90,8 +92,21 @@ def find_repair_of_file(case: Case, follows_ranks: bool = False) -> Change:
     for first in _near_batches(case):
         corrected = case.replace(**first)
         rest = find_repair(corrected)
-        found += [{**first, **rest}] if rest or not has_errors(corrected) else []
+        other = {**first, **rest}
+        if (rest or not has_errors(corrected)) and (_keeps_ranks(rest) or _is_much_slower(case, change, other)):
+            found.append(other)
     return min(found, key=lambda one: sum(name in COUNTED for name in one) + _new_axes(case, one))
+
+
+def _keeps_ranks(change: Change) -> bool:
+    """Return whether as many ranks split the batch after a change."""
+    return not change.keys() & {"tp", "pp", "cp", "dp_replicate"}
+
+
+def _is_much_slower(case: Case, change: Change, other: Change) -> bool:
+    """Return whether a change takes much more time per token than another one."""
+    time, least = _token_times(case, [change, other])
+    return time > MUCH_SLOWER * least
 
 
 def _repair_of_ranks(case: Case) -> Change:
