@@ -181,3 +181,23 @@ def test_a_plan_for_deepspeed_tries_every_stage_of_zero(meshwright: Any) -> None
         meshwright(*words, "train.global_batch_size=384", *one, "--json").json["estimate"]["step_s"] for one in stages
     )
     assert plan <= min(typed)
+
+
+def test_zero_2_is_planned_named_and_exported_where_it_is_faster_and_left_where_it_does_not_fit(
+    meshwright: Any, tmp_path: Path
+) -> None:
+    words = ("recommend", "llama3-8b", "--goal", "sft", "--engine", "deepspeed", "--gpus")
+    plan = meshwright(*words, "2x8xH100", "--json").json
+    assert (plan["layout"]["strategy"], plan["layout"]["reshard_after_forward"]) == ("fsdp2", False)
+    assert "fsdp2 (ZeRO-2) · tp 2" in meshwright(*words, "2x8xH100").out
+    meshwright(*shlex.split(plan["commands"]["deepspeed"].removeprefix("meshwright ")))
+    assert json.loads(Path("deepspeed/ds_config.json").read_text())["zero_optimization"] == {"stage": 2}
+    ranked = meshwright("plan", *words[1:], "2x8xH100", "--json").json["plans"]
+    assert ranked[0]["estimate"]["step_s"] == plan["estimate"]["step_s"]
+    own = tmp_path / "ds.json"
+    own.write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "train_batch_size": 8}')
+    fits = ("recommend", str(own), "--model", "llama3-8b", "--gpus", "8xA100-40")
+    assert meshwright("check", *fits[1:], "data.seq_length=4096", "layout.recompute=none").code == 1
+    leaner = meshwright(*fits, "--json").json
+    assert leaner["estimate"]["fits"]
+    assert leaner["layout"]["reshard_after_forward"]

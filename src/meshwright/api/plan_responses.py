@@ -100,6 +100,7 @@ class PlanLayout(Part, frozen=True, kw_only=True):
     stage_layers: Sequence[int]
     cp_comm: str
     offload: str
+    reshard_after_forward: bool
 
 
 class ChangePart(Part, frozen=True, kw_only=True):

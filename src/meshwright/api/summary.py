@@ -12,8 +12,15 @@ __all__ = ["layout_summary", "model_label"]
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 
-FULL_SHARD = {"fsdp1": "fsdp1"}
-"""What an engine calls layout.strategy=fsdp2, where it has another name."""
+NAMES = {
+    ("fsdp1", "fsdp2", True): "fsdp1's full shard",
+    ("fsdp1", "fsdp2", False): "fsdp1's full shard",
+    ("deepspeed", "zero1", True): "ZeRO-1",
+    ("deepspeed", "zero1", False): "ZeRO-1",
+    ("deepspeed", "fsdp2", False): "ZeRO-2",
+    ("deepspeed", "fsdp2", True): "ZeRO-3",
+}
+"""What an engine calls layout.strategy, with reshard_after_forward, where it has another name."""
 
 
 def layout_summary(layout: Mapping[str, Any], engine: str | None = None, *, with_value: bool = False) -> str:
@@ -21,9 +28,9 @@ def layout_summary(layout: Mapping[str, Any], engine: str | None = None, *, with
 
     `with_value` adds the value of layout.strategy, where the engine's name is another one.
     """
-    strategy = FULL_SHARD.get(engine or "", "fsdp2") if layout["strategy"] == "fsdp2" else layout["strategy"]
-    if with_value and strategy != layout["strategy"]:
-        strategy = f"{layout['strategy']} ({strategy}'s full shard)"
+    strategy = str(layout["strategy"])
+    if name := NAMES.get((engine or "", strategy, layout.get("reshard_after_forward", True))):
+        strategy = f"{strategy} ({name})" if with_value else name.partition("'")[0]
     sharded, copies = layout.get("dp_shard", -1), layout.get("dp_replicate", 1)
     data_parallel = [f"dp {sharded}" + (f" × {copies} copies" if copies > 1 else "")] if sharded > 0 else []
     steps = layout.get("gradient_accumulation")

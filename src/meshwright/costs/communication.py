@@ -11,7 +11,7 @@ from meshwright.costs.links import all_to_all_s, forwarding_all_to_all_s, gather
 from meshwright.costs.memory import tokens
 from meshwright.costs.parameters import RankParams, as_stored, expert_parallel_ranks
 from meshwright.costs.speeds import Speeds
-from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks, reductions
+from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks, keeps_weights, reductions
 from meshwright.costs.vectorize import BYTES, Column, any_of, anywhere, everywhere, larger, pick, smaller, where
 from meshwright.models import MLA, Attention, Layer, MoE
 from meshwright.models.numerics import expert_groups
@@ -131,14 +131,16 @@ def dp_s(
 
     FSDP gathers every layer before its forward and again before its backward, in every micro batch, and reduces in
     every backward; a deferred reduction happens once. ZeRO-1 and Megatron's optimizer reduce once, behind the
-    last backward, and gather once, during the next forward. Plain data parallelism only reduces.
+    last backward, and gather once, during the next forward; ZeRO-2 gathers as they do. Plain data parallelism only
+    reduces.
     """
     fsdp = any_of(case.strategy, "fsdp2", "megatron_fsdp")
     each_time = fsdp & (np.asarray(defers_reduction(case)) == 0)
     rounds = case.accumulation
     twice = 2 if case.reshard_after_forward else 1
     in_pipeline = case.pipeline_passes  # each pass of torch's pipeline gathers once
-    gathers = where(fsdp, where(case.pp > 1, in_pipeline, twice * rounds), (case.strategy == "zero1") * 1)
+    each_pass = where(keeps_weights(case), 1, where(case.pp > 1, in_pipeline, twice * rounds))
+    gathers = where(fsdp, each_pass, (case.strategy == "zero1") * 1)
     gather = gathers * _gather_once_s(case, speed, fsdp, params, trained)
     reduce = where(fsdp, reductions(case), 1) * _reduce_once_s(case, speed, trained)
     full, once = busy_s * rounds, (busy_s - forward_s) * case.pipeline_passes

@@ -263,6 +263,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
             "stage_layers": list(layout.stage_layers),
             "cp_comm": layout.cp_comm,
             "offload": layout.offload,
+            "reshard_after_forward": layout.reshard_after_forward,
         }
 
     @property

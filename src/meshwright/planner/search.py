@@ -53,7 +53,7 @@ LAYOUT_NAMES = (
 )
 LEVER_NAMES = ("defer_grad_sync", "loss")
 """Other layout-kind fields that a plan may change to fit; planner/levers.py tries them."""
-SEARCHED_NAMES = (*LAYOUT_NAMES, *LEVER_NAMES)
+SEARCHED_NAMES = (*LAYOUT_NAMES, *LEVER_NAMES, "reshard_after_forward")
 SAME_SPEED = 1.02  # of the fastest step time; among these layouts, the closest to the recipe wins
 SEARCH_AT_ONCE = 40  # degrees of a space that is searched in one pass
 COARSE_MARGIN = 1.3  # of the fastest step time of a coarse search: more than its other options gain
@@ -138,6 +138,7 @@ def _scored(
     found = _estimated(kept, memory, timed)
     yield found
     yield from _reduced_otherwise(found, memory, pinned, ignoring, timed)
+    yield from _gathered_otherwise(found, pinned, ignoring, timed)
 
 
 def _estimated(kept: Case, memory: costs.Memory, timed: bool) -> ScoredBatch:
@@ -196,6 +197,20 @@ def _reduced_otherwise(
     useful = np.broadcast_to(useful, other.tp.shape)
     if useful.any():
         yield _estimated(other.rows(useful), reduced.rows(useful), timed)
+
+
+def _gathered_otherwise(
+    found: ScoredBatch, pinned: Mapping[str, Any], ignoring: Container[str], timed: bool
+) -> Iterator[ScoredBatch]:
+    """Yield layouts of DeepSpeed with the other of ZeRO-2 and ZeRO-3: whole weights on every rank, or sharded ones."""
+    case = found.case
+    if case.engine != "deepspeed" or not bool(case.strategy == "fsdp2") or "reshard_after_forward" in pinned:
+        return
+    other = case.replace(reshard_after_forward=not case.reshard_after_forward)
+    allowed = np.broadcast_to(rules.legal(other, ignoring), other.tp.shape)
+    if allowed.any():
+        kept = other.rows(allowed)
+        yield _estimated(kept, costs.memory(kept), timed)
 
 
 def reduces_otherwise(case: Case, pinned: Mapping[str, Any]) -> bool:
@@ -384,7 +399,7 @@ def distance(layout: dict[str, Any], case: Case) -> float:
     total = 0.0
     for name in ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "dp_replicate"):
         total += abs(float(np.log2(layout[name] / getattr(case, name))))
-    choices = ("strategy", "recompute", "pp_schedule", "offload", *LEVER_NAMES)
+    choices = ("strategy", "reshard_after_forward", "recompute", "pp_schedule", "offload", *LEVER_NAMES)
     changed = [name for name in choices if layout[name] != getattr(case, name)]
     return total + float(len(changed))
 
