@@ -23,15 +23,15 @@ DATA_SOURCES = ("data_path", "train_data_path", "data_args_path", "per_split_dat
 
 
 def framework_findings(
-    theirs: frameworks.Framework, written: ExportedConfig, model: ModelSpec, on: clusters.Cluster
+    theirs: frameworks.Framework, written: ExportedConfig, model: ModelSpec, on: clusters.Cluster, *, fixes: bool = True
 ) -> list[RuleFinding]:
-    """Return the findings of the framework's own rules for the file, as `check` reports them."""
+    """Return the findings of the framework's own rules for the file, as `check` reports them, with fixes or without."""
     name, text = next(iter(written.files.items()))
     with suppress(InputError):  # a cluster of a file may have a GPU of its own
         content = frameworks.content_of(text, name, beside=written.files)
-        result = frameworks.check(theirs, content, gpus=str(on), model=model)
+        result = frameworks.check(theirs, content, gpus=str(on), model=model, fixes=fixes)
         found = [one for one in result.findings if one.rule.startswith(f"{theirs.name}.")]
-        return [frameworks.in_our_keys(theirs, content, one, model, on) for one in found]
+        return found if not fixes else [frameworks.in_our_keys(theirs, content, one, model, on) for one in found]
     return []
 
 
@@ -126,7 +126,7 @@ def _with_working_fix(
         with suppress(InputError):
             changed = override.apply_fix(checked.recipe, fix)
             written = frameworks.export(theirs, changed, checked.model, checked.cluster)
-            after = framework_findings(theirs, written, checked.model, checked.cluster)
+            after = framework_findings(theirs, written, checked.model, checked.cluster, fixes=False)
             if finding.rule in {one.rule for one in after}:
                 continue
             works.append(fix)

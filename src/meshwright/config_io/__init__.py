@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 from meshwright.config_io.edit import edit
@@ -25,6 +25,7 @@ __all__ = ["FORMATS", "Format", "Leaf", "RepeatedKey", "edit", "join_key", "pars
 
 Format = Literal["yaml", "toml", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+KEPT = 32  # parsed documents
 _TYPE_NAMES = {list: "a list", str: "text", bool: "a boolean", type(None): "nothing"}
 
 
@@ -33,21 +34,26 @@ def parse_leaves(text: str, format: str, where: str, repeated: list[RepeatedKey]
 
     With a list, a YAML file may set a key twice, as PyYAML's: the key is added to the list, and the last value is used.
     """
-    if format == "yaml" and repeated is not None:
-        from meshwright.config_io.yaml_nodes import parse_yaml
-
-        return flatten(_parse(text, format, where, partial(parse_yaml, repeated=repeated)), where)
-    return flatten(_parse(text, format, where), where)
+    root, found = _parse(text, format, where, format == "yaml" and repeated is not None)
+    if repeated is not None:
+        repeated += found
+    return flatten(root, where)
 
 
 def parse_tree(text: str, format: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
     """Return a document as nested plain values, plus the line of every value, map and list by dotted key."""
-    root = _parse(text, format, where)
+    root, _ = _parse(text, format, where)
     return to_plain(root), line_numbers(root, where)
 
 
-def _parse(text: str, format: str, where: str, parser: Callable[[str, str], Node] | None = None) -> Node:
-    parse = parser or _parser_for(format)
+@lru_cache(maxsize=KEPT)
+def _parse(text: str, format: str, where: str, repeats: bool = False) -> tuple[Node, tuple[RepeatedKey, ...]]:
+    """Return the root of a document, and the keys that are set twice where a file may do that.
+
+    Trying fixes parses the same text many times. Nodes are not changed after parsing.
+    """
+    repeated: list[RepeatedKey] = []
+    parse = _parser_for(format, repeated if repeats else None)
     text = text.removeprefix("\ufeff")
     check_text(text, where)
     root = parse(text, where)
@@ -56,15 +62,15 @@ def _parse(text: str, format: str, where: str, parser: Callable[[str, str], Node
         raise parse_error(
             where, root.line, f"must be a table of keys at the top level, not {type_name}", fix=("key: value",)
         )
-    return root
+    return root, tuple(repeated)
 
 
-def _parser_for(format: str) -> Callable[[str, str], Node]:
+def _parser_for(format: str, repeated: list[RepeatedKey] | None) -> Callable[[str, str], Node]:
     """Return the parser of a format. Imported on first use: planning without a file does not pay for ruamel."""
     if format == "yaml":
         from meshwright.config_io.yaml_nodes import parse_yaml
 
-        return parse_yaml
+        return partial(parse_yaml, repeated=repeated)
     if format == "toml":
         from meshwright.config_io.toml_nodes import parse_toml
 

@@ -86,6 +86,7 @@ def check(
     batch_note: bool = False,
     own_count: bool = False,
     count: Count = lambda _: None,
+    fixes: bool = True,
 ) -> CheckResult:
     """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster.
 
@@ -93,11 +94,14 @@ def check(
     faster batch where the file's divides badly; `count` returns the samples of a recipe's epochs, where they can be
     counted.
 
-    The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
+    The fixes of a structured file are tried on its settings; one that leads to another error is not suggested. Without
+    `fixes` there is no repair, and findings have only what needs no trial.
     """
     if gpus is not None and is_known(gpus.strip()):
         gpus = asked_gpus(import_recipe(framework, content, model, list(overrides), goal), gpus.strip())
-    result = _check(framework, content, gpus, model, overrides, advice, goal, own_count=own_count, count=count)
+    result = _check(framework, content, gpus, model, overrides, advice, goal, fixes, own_count, count)
+    if not fixes:
+        return result
     tried: list[tuple[Content, bool, CheckResult]] = []
 
     def recheck(changed: Content, fixes: bool) -> CheckResult:

@@ -342,13 +342,22 @@ def _try_one_change(rule: Rule, case: Case, intact: list[Rule], kept: frozenset[
     estimated = [r for r in intact if r.subject == "memory"]
     others = [r for r in intact if r.subject != "memory"]
     working = (one for one in _working_changes(rule, case) if kept.isdisjoint(one[0]))
-    legal = (one for one in working if not any(bool(r.broken(one[1])) for r in others))
+    legal = (one for one in working if not _breaks_one(others, one[1]))
     for change, trial in islice(legal, TRIED_ALONE):
         if not any(bool(r.broken(trial)) for r in estimated):
             return change
     rest = [change for change, _ in legal]
     clean = (change for change, fails in zip(rest, breaks_any(estimated, case, rest), strict=True) if not fails)
     return next(clean, None)
+
+
+def _breaks_one(tried: list[Rule], trial: Case) -> bool:
+    """Return whether a case breaks a rule; that rule is tried first on the next case, which is often like this one."""
+    for place, one in enumerate(tried):
+        if bool(one.broken(trial)):
+            tried.insert(0, tried.pop(place))
+            return True
+    return False
 
 
 def _try_two_changes(rule: Rule, case: Case, intact: list[Rule], kept: frozenset[str]) -> Change | None:
