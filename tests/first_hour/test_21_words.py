@@ -79,6 +79,40 @@ def test_goals_that_we_do_not_train_are_refused_with_the_reason(meshwright: Any,
 
 
 @pytest.mark.parametrize(
+    ("words", "meant", "fix"),
+    [
+        (("--goal", "loar"), "lora", "--goal lora"),
+        (("--goal", "qlroa"), "qlora", "--goal qlora"),
+        (("--goal", "cptt"), "cpt", "--goal cpt"),
+        (("--goal", "stf"), "sft", "--goal sft"),
+        (("--goal", "pretrian"), "pretrain", "--goal pretrain"),
+        (("--goal", "dop"), "dpo", "--goal sft | --goal peft"),  # which nothing here trains
+        (("--goal", "sft", "--engine", "acelerate"), "accelerate", "--engine accelerate"),
+        (("--goal", "sft", "--engine", "fdsp"), "fsdp", "--engine meshwright | --engine fsdp1"),
+    ],
+)
+def test_a_mistyped_word_of_the_field_is_suggested(
+    meshwright: Any, words: tuple[str, ...], meant: str, fix: str
+) -> None:
+    answer = meshwright(*ON_ONE, *words)
+    assert answer.code == 2
+    assert f"did you mean {meant}?" in answer.err
+    assert f"fix:   {fix}" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("check", "fsdp.yaml", "--framework", "hugginface"), "--framework huggingface"),
+        (("launch", "llama3_8b_sft_config", "--scheduler", "sbtach"), "--scheduler sbatch"),
+        (("compare", "llama3_8b_sft_config", "--engines", "titan,acelerate"), "--engines titan,accelerate"),
+    ],
+)
+def test_every_choice_suggests_its_other_words(meshwright: Any, words: tuple[str, ...], fix: str) -> None:
+    assert f"fix:   {fix}" in meshwright(*words).err
+
+
+@pytest.mark.parametrize(
     ("typed", "engine"),
     [
         ("megatron-bridge", "megatron"),

@@ -61,7 +61,8 @@ def compare(request: requests.Compare) -> Comparison | RunComparison:
         return Comparison("engines", sides, ranked(sides, own), own)
     if engines is not None and len(engines) > 1:
         reason = "compare one target on several engines, or several targets on one"
-        fix = (f"--engines {engines[0]}", f"meshwright compare {request.target} --engines {request.engines}")
+        one = command_words(requests.Compare, msgspec.structs.asdict(request) | {"more": ()})
+        fix = (f"--engines {engines[0]}", shlex.join(["meshwright", "compare", *one]))
         raise InputError(reason, field="engines", value=request.engines, fix=fix)
     sides = tuple(_side(request, target, engines[0] if engines else None) for target in targets)
     _note_calibration(sides)
@@ -109,7 +110,15 @@ def _engines(text: str | None) -> tuple[str, ...] | None:
     if not names or "all" in [one.lower() for one in names]:
         return ENGINES
     field = next(one for one in fields_of(requests.Estimate) if one.name == "engine")
-    return tuple(dict.fromkeys(choice(field, one).value for one in names))
+    found: dict[str, str] = {}
+    for at, one in enumerate(names):
+        try:
+            found.setdefault(choice(field, one).value, one)
+        except InputError as error:
+            lists = (",".join((*names[:at], instead, *names[at + 1 :])) for instead in error.fix)
+            fix = tuple(f"--engines {listed}" for listed in lists)
+            raise InputError(error.reason, field="engines", value=one, fix=fix) from None
+    return tuple(found)
 
 
 def _on_engines(request: requests.Compare, engines: Sequence[str]) -> tuple[tuple[Side, ...], str]:

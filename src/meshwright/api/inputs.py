@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 
 from meshwright import choices
-from meshwright.errors import InputError, MeshwrightError, unknown
+from meshwright.api.choice_errors import refused_choice, unknown_choice
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.notes import note
 from meshwright.parsing import days_of
 from meshwright.recipes.format_override import format_override
@@ -484,9 +485,8 @@ def choice(field: Field, value: str) -> choices.Synonym:
         return found
     refused = choices.unsupported(kind, value)
     if refused is not None:
-        reason, instead = refused
-        raise InputError(f"{reason}; choose {' or '.join(instead)}", field=field.name, value=value, fix=instead)
-    raise unknown(field.name, value, known, noun=kind)
+        raise refused_choice(field.name, value, *refused)
+    raise unknown_choice(field.name, value, known, kind)
 
 
 def _with_synonym(request: Request, changes: Mapping[str, Any], typed: str, found: choices.Synonym) -> dict[str, Any]:
