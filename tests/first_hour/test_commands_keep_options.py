@@ -13,6 +13,9 @@ SFT = ("llama3_8b_sft_config", "--model", "qwen3-8b", "--gpus", "4xA100-40", "la
 SMALL = ("layout.micro_batch_size=1", "layout.recompute=full")
 
 
+PROFILE = 'gpu = "H100"\nsource = "fitted to 6 runs of own.csv"\nclock = 0.76\nengines = ["torchtitan"]\nruns = 6\n'
+
+
 def printed(text: str, verb: str) -> list[list[str]]:
     """Return the words of the commands of a verb that a text prints."""
     found = re.findall(rf"meshwright ({verb} .*?)(?: gives a count|\)| searches layouts|$)", text, re.MULTILINE)
@@ -80,6 +83,51 @@ def test_a_faster_layout_than_the_repair_is_of_the_same_model(meshwright: Any) -
     found = printed(meshwright("check", *words).out.partition("Notes")[2], "recommend")
     assert found
     assert "--model qwen3-8b" in " ".join(found[0]), found
+
+
+def size_in(answer: Any) -> str:
+    """Return the options of the size command that a finding prints."""
+    found = re.search(r"\((meshwright size .+?) gives a count\)", " ".join(map(no_fix, answer.json["findings"])))
+    assert found, answer.out
+    return found[1]
+
+
+def no_fix(finding: dict[str, Any]) -> str:
+    return str(finding.get("no_fix", ""))
+
+
+@pytest.mark.parametrize("verb", ["estimate", "check"])
+def test_the_size_command_of_a_finding_keeps_the_calibration(meshwright: Any, verb: str, tmp_path: Path) -> None:
+    profile = tmp_path / "mine.toml"
+    profile.write_text(PROFILE)
+    (tmp_path / "own.toml").write_text('name = "own"\nmodel = "llama3-70b"\ngoal = "sft"\ncluster = "2xL40S"\n')
+    answer = meshwright(verb, str(tmp_path / "own.toml"), "--calibration", str(profile), "--json")
+    command = size_in(answer)
+    assert f"--calibration {profile}" in command
+    assert meshwright(*shlex.split(command)[1:], "--max-gpus", "32").code == 0
+    assert all(f"--calibration {profile}" in one["command"] for one in answer.json.get("options") or ())
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (("--tokens", "1B", "--price", "2EUR"), "--tokens 1B --price 2EUR"),
+        (("--mtbf-hours", "50000", "--price", "2"), "--mtbf-hours 50000"),  # size prices a length
+    ],
+)
+def test_the_size_command_of_a_finding_keeps_budgets(meshwright: Any, options: tuple[str, ...], kept: str) -> None:
+    words = ("estimate", "llama3-70b", "--goal", "pretrain", "--gpus", "2xL40S")
+    command = size_in(meshwright(*words, *options, "--json"))
+    assert command.endswith(f"--engine meshwright {kept}")
+    assert meshwright(*shlex.split(command)[1:], "--max-gpus", "64").code == 0
+
+
+def test_a_file_for_another_engine_keeps_what_was_typed(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
+    typed = ("--model", "llama3-8b", "--gpus", "2xH100", "--engine", "torchtitan", "train.global_batch_size=4")
+    refused = meshwright("check", str(tmp_path / "fsdp.yaml"), *typed)
+    own = "--gpus 2xH100 --engine torchtitan --model llama3-8b train.global_batch_size=4"
+    assert f"meshwright estimate {tmp_path / 'fsdp.yaml'} {own}" in refused.err
 
 
 def test_the_size_of_a_recipe_keeps_the_users_options(meshwright: Any) -> None:

@@ -112,7 +112,9 @@ def _check(request: requests.Check, own_count: bool) -> CheckResult:
     content, theirs = file_of(request.target, request.framework, request.gpus, front_ends=True)
     if content is not None and theirs is not None:
         if request.engine is not None:
-            fix = (f"meshwright estimate {content.path} --engine {request.engine}", "without --engine")
+            given = {name: getattr(request, name) for name in (*OF_A_RECIPE, "overrides")} | {"target": content.path}
+            moved = shlex.join(["meshwright", "estimate", *command_words(requests.Estimate, given)])
+            fix = (moved, "without --engine")
             raise InputError(f"the file is for {theirs.engine}", field="engine", value=request.engine, fix=fix)
         goal: Any = request.goal
         result = frameworks.check(
@@ -126,6 +128,7 @@ def _check(request: requests.Check, own_count: bool) -> CheckResult:
             goal=goal,
             batch_note=True,
             count=epochs_beside(content.folder),
+            options=_repeated(request),
         )
         typed = any(one.partition("=")[0].strip() == "data.dataset" for one in request.overrides)
         counted, file = typed and result.recipe is not None, frameworks.with_settings(theirs, content)
@@ -136,7 +139,9 @@ def _check(request: requests.Check, own_count: bool) -> CheckResult:
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)
     engine = request.engine or job.engine
     words = () if job.plan is not None else job.words
-    checked = check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content, words=words)
+    checked = check_recipe(
+        job.on(engine), request.gpus, engine, request.overrides, job.content, words=words, options=_repeated(request)
+    )
     result = _with_config(checked)
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
@@ -160,6 +165,11 @@ def _require_recipe_for_options(request: requests.Check) -> None:
     recipe = f"meshwright check RECIPE {options} data.dataset={shlex.quote(str(request.target))}"
     reason = f"has no effect on a dataset: {request.target} is checked without a recipe"
     raise InputError(reason, field=f"--{name}", value=value, fix=(recipe, f"without --{name}"))
+
+
+def _repeated(request: requests.Check) -> tuple[str, ...]:
+    """Return the user's options that every printed command repeats."""
+    return tuple(command_words(requests.Check, {"calibration": request.calibration}))
 
 
 def _refuse_several(request: requests.Check) -> None:
@@ -206,10 +216,12 @@ def check_recipe(
     advice: bool = True,
     model: ModelSpec | None = None,
     words: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> RecipeCheckResult:
     """Return the findings for one of our recipes, on its own cluster or another.
 
-    `model` if its shape has no name; `words` name the recipe on the command line, if it has a name there.
+    `model` if its shape has no name; `words` name the recipe on the command line, if it has a name there. Printed
+    commands repeat the user's `options`.
     """
     engine = one_of("engine", engine, ENGINES)
     kept, auto = override.split_auto(overrides)
@@ -220,7 +232,7 @@ def check_recipe(
         changed = planner.with_fastest_micro_batch(Case(changed, spec, cluster, engine=engine))  # type: ignore[arg-type]
     typed = {recipe_fields()[key].flat for key in override.requested(recipe, kept)}
     epochs, words = epochs_of(changed), (*words, *kept)
-    result = frameworks.check_native(changed, cluster, engine, content, advice, model, epochs, typed, words)
+    result = frameworks.check_native(changed, cluster, engine, content, advice, model, epochs, typed, words, options)
     if result.ok or len(kept) < 2:
         return result
 

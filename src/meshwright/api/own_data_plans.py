@@ -88,7 +88,8 @@ def _with_counted_steps(plan: Plan) -> Plan:
     if not any(bool(one.broken(counted)) and not bool(one.broken(plan.case)) for one in rules.applicable(counted)):
         return plan
     typed = {recipe_fields()[change.field].flat for change in plan.changes if change.why.startswith("requested")}
-    findings, repair = examine(counted, typed, stated=plan.question.stated)
+    question = plan.question
+    findings, repair = examine(counted, typed, stated=question.stated, options=question.options)
     kept = tuple(one for one in plan.suggestions if not _leaves_few_steps(one, counted))
     held = held_in_a_search(findings, counted)
     return msgspec.structs.replace(plan, findings=held, repair=repair, repaired=None, suggestions=kept)

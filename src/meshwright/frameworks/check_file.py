@@ -87,12 +87,13 @@ def check(
     own_count: bool = False,
     count: Count = lambda _: None,
     fixes: bool = True,
+    options: Sequence[str] = (),
 ) -> CheckResult:
     """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster.
 
     `own_count`: the number of GPUs is the file's own, and only their type was typed. `batch_note` adds a note on a
     faster batch where the file's divides badly; `count` returns the samples of a recipe's epochs, where they can be
-    counted.
+    counted. Printed commands repeat the user's `options`.
 
     The fixes of a structured file are tried on its settings; one that leads to another error is not suggested. Without
     `fixes` there is no repair, and findings have only what needs no trial.
@@ -123,7 +124,7 @@ def check(
 
     if needs_repair(found.findings) or only_fix_fails(content, found.findings, recheck):
         found = with_repair(content, found, result.findings, recheck, our_repair)
-    found = _with_ways(_with_fixes(found, merged))
+    found = _with_ways(_with_fixes(found, merged), options)
     if keeps_arguments_in_strings(content):
         # Fixes are pasted into a string variable, where quotes would be characters.
         found = _with_fixes(found, lambda fix: tuple(map(unquoted, fix)))
@@ -131,11 +132,11 @@ def check(
     return found if imported is None else _with_batch_note(found, imported)
 
 
-def _with_ways(result: CheckResult) -> CheckResult:
+def _with_ways(result: CheckResult, options: Sequence[str]) -> CheckResult:
     """Return the result; errors of memory that no setting resolves say what does."""
     model, on = result.model, result.cluster
     case = None if model is None or on is None else case_of(result.recipe, model, on, result.engine)
-    return msgspec.structs.replace(result, findings=with_ways(result.findings, case))
+    return msgspec.structs.replace(result, findings=with_ways(result.findings, case, options))
 
 
 def findings_without_fixes(

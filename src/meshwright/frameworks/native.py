@@ -56,18 +56,19 @@ def check_native(
     epochs: Epochs | None = None,
     typed: Collection[str] = (),
     words: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> RecipeCheckResult:
     """Return the findings for a recipe, with the lines of its file if it has one; `model` if its shape has no name.
 
     `epochs` are its samples, if they were counted; `typed` are fields the user set, by flat name; `words` name the
-    recipe on the command line, with the user's overrides.
+    recipe on the command line, with the user's overrides; printed commands repeat those and the user's `options`.
     """
     model = model or model_of(recipe)
     case = case_of(recipe, model, on, engine)
     case = case if epochs is None else epochs.counted(case)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
     states_interval = content is not None and SAVE_EVERY in content.settings
-    found, repair = examine(case, typed, severities, states_interval=states_interval)
+    found, repair = examine(case, typed, severities, states_interval=states_interval, options=options)
     estimate = costs.estimate(case)
     only_memory = all(f.rule.startswith("memory.") for f in found if f.severity == "error")
     needs_options = advice and only_memory and not bool(estimate.fits)
@@ -84,7 +85,7 @@ def check_native(
         estimate=estimate,
         repair=repair,
         notes=(*_batch_notes(case, found, estimate, repair), *host_memory_notes(estimate, on)),
-        options=(options_for_recipe(recipe, model, on, engine, words) if needs_options else ()),
+        options=(options_for_recipe(recipe, model, on, engine, words, options) if needs_options else ()),
     )
 
 

@@ -30,8 +30,11 @@ WORDS = {"layout.strategy": "fully sharded", "layout.recompute": "all activation
 QLORA: Mapping[str, Any] = {"peft.method": "qlora"}
 
 
-def with_ways(findings: Sequence[Finding], case: Case | None) -> tuple[Finding, ...]:
-    """Return the findings; an error of memory that no setting resolves says with numbers what does."""
+def with_ways(findings: Sequence[Finding], case: Case | None, options: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """Return the findings; an error of memory that no setting resolves says with numbers what does.
+
+    A printed command repeats the user's `options`.
+    """
     is_open = [one.severity == "error" and one.rule.startswith("memory.") and not one.fix for one in findings]
     if case is None or not any(is_open):
         return tuple(findings)
@@ -39,7 +42,7 @@ def with_ways(findings: Sequence[Finding], case: Case | None) -> tuple[Finding, 
     text = f"no setting of the file resolves it; what fits by the estimate: {found}"
     open_ones = [msgspec.structs.replace(one, no_fix=text if found else "") for one in findings]
     if not found:
-        open_ones = list(explain_missing(open_ones, case))
+        open_ones = list(explain_missing(open_ones, case, options=options))
     return tuple(
         other if asked and one.no_fix in ("", NOT_FOUND) else one
         for one, other, asked in zip(findings, open_ones, is_open, strict=True)

@@ -40,17 +40,18 @@ def examine(
     severities: Sequence[Severity] = SEVERITIES,
     stated: Collection[str] = (),
     states_interval: bool = False,
+    options: Sequence[str] = (),
 ) -> Examined:
     """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name.
 
     `stated` are the contract fields of the user's file: no warning is a reason to replace them. With
-    `states_interval` the file sets the steps between checkpoints.
+    `states_interval` the file sets the steps between checkpoints. Printed commands repeat the user's `options`.
     """
     if has_errors(case):
-        return _with_errors(case, typed, severities)
+        return _with_errors(case, typed, severities, options)
     typed = {*typed, *stated}
     checked = [_in_another_layout(one, case, typed) for one in rules.check(case, severities, typed=typed)]
-    found = tuple(explain_missing(_drop_useless_fixes(checked, case, typed), case, typed))
+    found = tuple(explain_missing(_drop_useless_fixes(checked, case, typed), case, typed, options))
     fixable = [one for one in found if one.severity == "warning" and one.fix]
     change = _together(case, fixable, typed) if len(fixable) > 1 else {}
     saving = saving_findings(case, states_interval or "save_every" in typed) if "warning" in severities else ()
@@ -75,12 +76,14 @@ def _held(finding: Finding, case: Case) -> Finding:
     return msgspec.structs.replace(finding, fix=(*finding.fix, *more))
 
 
-def _with_errors(case: Case, typed: Collection[str], severities: Sequence[Severity]) -> Examined:
+def _with_errors(
+    case: Case, typed: Collection[str], severities: Sequence[Severity], options: Sequence[str]
+) -> Examined:
     """Return the findings of a case that cannot run: every error has the same fix, and advice waits for a layout."""
     change = find_repair(case, typed)
     if not change:
         found = rules.check(case, [s for s in severities if s != "advice"], search=layout_fix, typed=typed)
-        return Examined(tuple(explain_missing(found, case, typed)), None)
+        return Examined(tuple(explain_missing(found, case, typed, options)), None)
     found = rules.check(case, [s for s in severities if s != "advice"], fixes=False)
     findings = tuple(_repaired(one, case, change, typed) for one in found)
     return Examined(findings, as_repair(case, change, findings, typed))

@@ -404,11 +404,17 @@ def options_of_fixed(baseline: Baseline, typed: Sequence[str]) -> tuple[Option, 
 
 
 def options_for_recipe(
-    recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any, words: tuple[str, ...] = ()
+    recipe: Recipe,
+    model: ModelSpec,
+    on: Cluster,
+    engine: Any,
+    words: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> tuple[Option, ...]:
     """Return the options of a recipe that does not fit on a cluster.
 
-    `words` name it on the command line, with the user's overrides; without a name, commands name its model.
+    `words` name it on the command line, with the user's overrides; without a name, commands name its model. They
+    repeat the user's `options`.
     """
     typed = [one for one in words if is_override(one)]
     question = Question(
@@ -418,6 +424,7 @@ def options_for_recipe(
         goal=recipe.goal,
         engine=engine,
         recipe_words=words if len(typed) < len(words) else (),
+        options=options,
     )
     return options_of_fixed(baseline_for(question, (), recipe), typed)
 

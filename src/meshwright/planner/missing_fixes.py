@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import ceil
 from typing import Any
 
@@ -33,7 +33,9 @@ OF_THE_CLUSTER = (
     "network",
 )
 """Subjects of rules that more or other GPUs resolve."""
-SEQ_LENGTH = "data.seq_length"
+SEQ_LENGTH, STEPS = "data.seq_length", "train.steps"
+BUDGET, PRICED = frozenset(("--tokens", "--days")), ("--price", "--currency")
+"""Options with the length of a training, and with its price."""
 
 
 def layout_fix(
@@ -70,17 +72,20 @@ def _layout_fix(case: Case, ignoring: frozenset[str], searched: list[ScoredBatch
     return None if found is None or not found.fits else changed_values(found.layout, case)
 
 
-def explain_missing(findings: Iterable[Finding], case: Case, typed: Collection[str] = ()) -> Iterator[Finding]:
+def explain_missing(
+    findings: Iterable[Finding], case: Case, typed: Collection[str] = (), options: Sequence[str] = ()
+) -> Iterator[Finding]:
     """Yield the findings; those without a fix say why there is none and what else can be done.
 
-    `typed` are fields the user set, by flat name: a command that is printed repeats them.
+    `typed` are fields the user set, by flat name, and `options` others that change an answer: a command that is
+    printed repeats them.
     """
     for finding in findings:
         explained = bool(finding.fix or finding.no_fix)
-        yield finding if explained else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case, typed))
+        yield finding if explained else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case, typed, options))
 
 
-def _no_fix(finding: Finding, case: Case, typed: Collection[str]) -> str:
+def _no_fix(finding: Finding, case: Case, typed: Collection[str], options: Sequence[str]) -> str:
     if finding.severity != "error":
         return "no setting resolves it without breaking another rule"
     rule = rules.all_rules()[finding.rule]
@@ -91,22 +96,32 @@ def _no_fix(finding: Finding, case: Case, typed: Collection[str]) -> str:
             if others
             else "no setting resolves it: it follows from the model and the goal"
         )
+    more_host = _more_host_memory(case) if rule.subject == "memory" else ""
     return (
         f"no layout of this recipe runs on {case.cluster} with the {case.engine} engine; use more GPUs or larger ones "
-        f"({_size_command(case, typed)} gives a count){_more_host_memory(case) if rule.subject == 'memory' else ''}"
+        f"({_size_command(case, typed, options)} gives a count){more_host}"
     )
 
 
-def _size_command(case: Case, typed: Collection[str]) -> str:
-    """Return the command that finds GPUs for this training: its length of samples, and every field the user set."""
+def _size_command(case: Case, typed: Collection[str], options: Sequence[str]) -> str:
+    """Return the command that finds GPUs for this training: its length of samples, and all that the user set."""
     recipe, keys = case.recipe, keys_by_flat_name()
     own = () if index.is_known(recipe.name) else request_overrides(recipe)  # a file's contract is not the catalogue's
     typed_keys = {keys[name]: name for name in sorted(typed) if not keys[name].startswith("architecture.")}
     fields = (format_override(key, getattr(case, name)) for key, name in typed_keys.items())
     length = format_override(SEQ_LENGTH, recipe.data.seq_length)
-    overrides = [one for one in dict.fromkeys((*shape_overrides(recipe), *own, *fields)) if one != length]
+    kept = _size_options(options)
+    left_out = (length, *((format_override(STEPS, recipe.train.steps),) if BUDGET & {*kept} else ()))
+    overrides = [one for one in dict.fromkeys((*shape_overrides(recipe), *own, *fields)) if one not in left_out]
     words = ("meshwright", "size", recipe.model, "--goal", recipe.goal, "--gpu", _node_words(case))
-    return shlex.join((*words, "--seq", str(recipe.data.seq_length), "--engine", case.engine, *overrides))
+    return shlex.join((*words, "--seq", str(recipe.data.seq_length), "--engine", case.engine, *kept, *overrides))
+
+
+def _size_options(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the user's options with their values; `size` takes a price only for a length."""
+    without_length = PRICED if not BUDGET & {*options} else ()
+    pairs = zip(options[::2], options[1::2], strict=True)
+    return tuple(word for name, value in pairs if name not in without_length for word in (name, value))
 
 
 def _node_words(case: Case) -> str:

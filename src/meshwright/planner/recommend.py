@@ -301,7 +301,8 @@ def plan_with(
         note_no_layout_fix(case)
     findings, repair = tuple(rules.check(case, fixes=False)), None
     if fixes:
-        findings, repair = examine(case, _typed(baseline), stated=baseline.question.stated)
+        question = baseline.question
+        findings, repair = examine(case, _typed(baseline), stated=question.stated, options=question.options)
         findings = held_in_a_search(findings, case) if chosen else findings
     return Plan(
         question=baseline.question,
