@@ -201,3 +201,25 @@ def test_zero_2_is_planned_named_and_exported_where_it_is_faster_and_left_where_
     leaner = meshwright(*fits, "--json").json
     assert leaner["estimate"]["fits"]
     assert leaner["layout"]["reshard_after_forward"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export", "llama3_8b_sft_config", "--to", "torchtitan"),
+        ("check", "llama3_8b_sft_config", "--engine", "torchtitan"),
+        ("estimate", "llama3_8b_sft_config", "--engine", "torchtitan"),
+    ],
+)
+def test_a_goal_that_the_engine_lacks_is_the_first_reason(meshwright: Any, words: tuple[str, ...]) -> None:
+    answer = meshwright(*words, "train.epochs=3")
+    assert "configs of torchtitan do not cover fine-tuning of all weights" in answer.out + answer.err
+    assert "no epochs" not in answer.out + answer.err
+
+
+def test_a_file_without_a_length_is_refused_for_its_goal(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
+    typed = ("--model", "llama3-8b", "--gpus", "8xH100", "--goal", "sft")
+    answer = meshwright("export", str(tmp_path / "fsdp.yaml"), "--to", "torchtitan", *typed)
+    assert "do not cover fine-tuning of all weights" in answer.err
+    assert "--to megatron-bridge" in answer.err

@@ -194,11 +194,14 @@ def _target(request: requests.Export, folder: str | None, anywhere: bool) -> _Ta
     overrides = tuple(other_frameworks.full_paths(request.overrides) if folder else request.overrides)
     options = {"framework": request.framework, "model": request.model, "to": theirs.name}
     job = job_for(request.target, request.goal, request.gpus, overrides, theirs.engine, **options)
-    job.require_length()
+    covered = frameworks.covers_goal(theirs, job.recipe)  # else that is the error: no setting adds it
+    if covered:
+        job.require_length()
     read = job.imported
     if read is not None and theirs.name == "deepspeed":  # the DeepSpeed config that a config of Accelerate names
         read = frameworks.referenced_file(read) or read
-    job.require_weights()
+    if covered:
+        job.require_weights()
     return _Target(
         theirs=theirs, job=job, read=read, gpus=request.gpus, overrides=overrides, folder=folder, anywhere=anywhere
     )

@@ -32,8 +32,8 @@ from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """Return the files and program that train this recipe; fields that would be lost are listed."""
+    require_goal(framework, recipe)  # first: no other length makes a goal trainable
     require_length(framework, recipe)
-    require_goal(framework, recipe)
     written = write(framework, without_files(recipe, framework.key_map), model, on)
     back = read_back(framework, written, model, on)
     mapped = tuple(one for one in written.unmapped if not _is_derived(one, back))
@@ -102,11 +102,16 @@ def _listed(goals: Sequence[str]) -> str:
     return " and ".join(GOAL_WORDS[goal] for goal in goals)
 
 
+def covers_goal(framework: Framework, recipe: Recipe) -> bool:
+    """Return whether the framework's configs can express the recipe's goal."""
+    return recipe.goal in FRAMEWORK_GOALS.get(framework.name, GOALS)
+
+
 def require_goal(framework: Framework, recipe: Recipe) -> None:
     """Raise InputError for a goal that the framework's configs cannot express."""
-    goals = FRAMEWORK_GOALS.get(framework.name, GOALS)
-    if recipe.goal in goals:
+    if covers_goal(framework, recipe):
         return
+    goals = FRAMEWORK_GOALS[framework.name]
     others = [name for name in ("megatron-bridge", "automodel") if name != framework.name]
     reason = f"configs of {framework.title} do not cover {GOAL_WORDS[recipe.goal]}, only {_listed(goals)}"
     fix = tuple(f"--to {name}" for name in others)
