@@ -113,3 +113,20 @@ def test_times_have_the_unit_of_their_size(meshwright: Any) -> None:
     assert "100 steps take 6.81 minutes on 2xH100" in shown
     assert [duration(one) for one in (0.0042, 0.5, 2.5)] == ["6.05 minutes", "12.0 hours", "2.50 days"]
     assert [duration(one, 30) for one in (30.3, 29.9, 45)] == ["30.30 days", "29.90 days", "45.0 days"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (("layout.tp=4", "layout.pp=1"), "async tensor parallelism (tp=4) needs a compiled model on torchtitan"),
+        (("layout.tp=1", "layout.pp=1", "layout.cp=2"), "on this cluster, all else equal, False: "),
+    ],
+)
+def test_a_rules_reason_is_about_the_layout_of_the_plan(
+    meshwright: Any, layout: tuple[str, ...], reason: str
+) -> None:
+    """The recipe has tp=8."""
+    words = ("recommend", "llama3-70b", "--goal", "pretrain", "--gpus", "64xH200", "--engine", "torchtitan")
+    answer = meshwright(*words, *layout, "--json")
+    (why,) = (one["why"] for one in answer.json["changes"] if one["field"] == "kernels.compile")
+    assert why.startswith(reason)

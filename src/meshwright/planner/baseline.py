@@ -41,6 +41,7 @@ class Baseline(msgspec.Struct, frozen=True):
     pinned: Mapping[str, Any]  # layout values the user fixed, by flat name
     reasons: Mapping[str, str]  # by key
     executed: Mapping[str, str] = {}  # fields set to what the engine runs, and why, by key
+    adapted: frozenset[str] = frozenset()  # keys of fields that a rule refuses in the recipe's layout
     fast: bool = False  # whether the planner chooses the kernels (planner/faster_step.py)
 
     @property
@@ -114,6 +115,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         pinned={flat: value for key, value in wanted.items() if _is_searched(key, flat := recipe_fields()[key].flat)},
         reasons={**reasons, **fixed},
         executed=executed,
+        adapted=frozenset(fixed),
         fast=fast,
     )
 

@@ -59,10 +59,8 @@ def compare_value(case: Case, name: str, value: Any, modules: tuple[str, ...] = 
         value = f"{value} of {' and '.join(modules)}"
     elif name == "recompute_modules":
         value = " and ".join(value) or "those of the engine"
-    checked = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory"]
-    errors = [r for r in checked if bool(r.broken(other)) and not bool(r.broken(case))]
-    if errors:
-        return f"{value} is invalid: {rules.message(errors[0], other)}"
+    if error := _new_error(case, other):
+        return f"{value} is invalid: {error}"
     current, changed = costs.estimate(case), costs.estimate(other)
     if not bool(changed.fits):
         usable = case.capacity_gib * (1 - RESERVE)
@@ -73,6 +71,28 @@ def compare_value(case: Case, name: str, value: Any, modules: tuple[str, ...] = 
     tight = slower < 0 and not bool(has_headroom(total, case))
     why_not = f"; {total:.0f} of {case.capacity_gib:.0f} GiB leave too little for an error of the estimate"
     return f"{value}: {slower:+.0%} step time, {memory:+.0f} GiB" + (why_not if tight else "")
+
+
+def _new_error(case: Case, other: Case) -> str:
+    """Return the message of the first error that another value causes, memory aside; empty if it causes none."""
+    checked = (one for one in rules.applicable(other, ("error",)) if one.subject != "memory")
+    broken = next((one for one in checked if bool(one.broken(other)) and not bool(one.broken(case))), None)
+    return "" if broken is None else rules.message(broken, other)
+
+
+NO_EFFECT = "+0% step time, +0 GiB"
+
+
+def why_adapted(case: Case, name: str, old: Any, message: str) -> str:
+    """Return why a field of the recipe could not stay: a rule's message in the layout of the plan.
+
+    If another layout than the recipe's no longer breaks the rule, the reason is the effect of the value; `message` is
+    what the rule said of the recipe's layout.
+    """
+    effect = compare_value(case, name, old)
+    if error := _new_error(case, with_value(case, name, old)):
+        return error
+    return f"{message}, in the recipe's layout" if NO_EFFECT in effect else f"on this cluster, all else equal, {effect}"
 
 
 def why_changed(case: Case, name: str, old: Any, base: Layout) -> str:

@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.blocked import least_broken, without_pins
 from meshwright.planner.divisors import no_layout
-from meshwright.planner.explain import why_changed
+from meshwright.planner.explain import why_adapted, why_changed
 from meshwright.planner.faster_step import FAST_FIELDS, fast_values, faster_step
 from meshwright.planner.fewer_nodes import fewer_nodes, is_worth
 from meshwright.planner.fewer_nodes import title as fewer_title
@@ -480,6 +480,8 @@ def changes_between(
         old, new = field_value(baseline.base, key), field_value(recipe, key)
         if old != new:
             why = known.get(key) or _why(info.flat, old, case, baseline.base)
+            if key in baseline.adapted:
+                why = why_adapted(case, info.flat, old, why)
             found.append(Change(key, old, new, info.kind, why))
     return tuple(found)
 
