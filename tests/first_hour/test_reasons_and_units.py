@@ -122,11 +122,18 @@ def test_times_have_the_unit_of_their_size(meshwright: Any) -> None:
         (("layout.tp=1", "layout.pp=1", "layout.cp=2"), "on this cluster, all else equal, False: "),
     ],
 )
-def test_a_rules_reason_is_about_the_layout_of_the_plan(
-    meshwright: Any, layout: tuple[str, ...], reason: str
-) -> None:
+def test_a_rules_reason_is_about_the_layout_of_the_plan(meshwright: Any, layout: tuple[str, ...], reason: str) -> None:
     """The recipe has tp=8."""
     words = ("recommend", "llama3-70b", "--goal", "pretrain", "--gpus", "64xH200", "--engine", "torchtitan")
     answer = meshwright(*words, *layout, "--json")
     (why,) = (one["why"] for one in answer.json["changes"] if one["field"] == "kernels.compile")
     assert why.startswith(reason)
+
+
+def test_notes_on_the_typed_budget_come_first(meshwright: Any) -> None:
+    words = ("estimate", "llama3_8b_sft_config", "--gpus", "8xH100", "layout.tp=1", "layout.sp=false")
+    answer = meshwright(*words, "--tokens", "300k", "--days", "2", "kernels.compile=true", "--json").json
+    first, *others, last = answer["budget"]["notes"]
+    assert first.startswith("--days 2 is met")
+    assert "train.steps=5 to train these tokens" in others[0]
+    assert last.startswith("compiling before the first step")

@@ -272,5 +272,5 @@ def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType 
     if found is None:
         return None
     share = "" if asked else share_of_data(plan.recipe, plan.case.engine)
-    added = tuple(filter(None, (compile_note(plan.case, found), validation_note(plan.case, found), share)))
-    return msgspec.structs.replace(found, notes=(*added, *found.notes)) if added else found
+    added = tuple(filter(None, (share, validation_note(plan.case, found), compile_note(plan.case, found))))
+    return msgspec.structs.replace(found, notes=(*found.notes, *added)) if added else found  # what was typed is first
