@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.doctor import fake_runs
 
 import meshwright as library
-from meshwright import costs, rules
+from meshwright import costs, doctor, rules
 from meshwright.cli.run import run
 from meshwright.frameworks.applied_fixes import fixed_text
 from meshwright.notes import collected_notes
@@ -230,3 +231,41 @@ def test_advice_on_uncertain_memory_shards_weights_again_before_it_recomputes_mo
     layout = found.recipe.layout
     held = (f"layout.micro_batch_size={layout.micro_batch_size}", f"layout.recompute={layout.recompute}")
     assert fix == ("layout.reshard_after_forward=true", *held)
+
+
+def slow_run_remedies(recipe: str, gpus: str, writer: str) -> list[doctor.Remedy]:
+    made = fake_runs.case(recipe, gpus, fake_runs.ENGINE[writer])
+    log = fake_runs.LOG_WRITERS[writer](fake_runs.at_estimated_speed(made, 40, slower=2.0))
+    found = doctor.examine(doctor.read_text(log, "log"), made).findings
+    return [remedy for one in found if one.id == "speed.low-mfu" for remedy in one.remedies]
+
+
+@pytest.mark.parametrize(
+    ("writer", "trace"),
+    [
+        ("own", ""),
+        ("megatron", "--profile --use-pytorch-profiler --profile-step-start 10 --profile-step-end 12"),
+        ("torchtitan", "profiling.enable_profiling = true"),
+        ("kempnerforge", "profiling.enable = true"),
+        ("automodel", None),  # has no setting: a command around the training
+    ],
+)
+def test_low_mfu_offers_what_is_faster_before_a_trace(writer: str, trace: str | None) -> None:
+    *estimated, clocks, last = slow_run_remedies("llama3_8b_pretrain_config", "8xH100", writer)
+    ratios = [one.step_ratio or 1.0 for one in estimated]
+    assert ratios == sorted(ratios)
+    assert max(ratios) < 1
+    assert len(estimated[0].try_) > len(estimated[-1].try_)  # several changes together are the fastest
+    assert all(one.fits for one in estimated)
+    assert "nvidia-smi" in clocks.try_[0]
+    if trace is None:
+        assert last.try_[0].startswith("nsys profile ")
+    else:
+        assert last.try_ == ("train.profile=true",)
+        assert " ".join(last.there).startswith(trace)
+
+
+def test_low_mfu_says_that_nothing_is_faster() -> None:
+    clocks, trace = slow_run_remedies("llama3_8b_peft_config", "1xH100", "megatron")
+    assert clocks.why.startswith("no other layout or kernel is much faster by the cost model")
+    assert "--profile" in trace.there

@@ -29,17 +29,16 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
         return
     if not states_layout(stats) or stats.has_short_samples or stats.run.header.assumed_gpus:
         return
-    found, compiled = _best(stats, case)
     own, scale = float(estimate.step_s), (stats.estimated_step_s or 0.0) / float(estimate.step_s)
-    if found is None or not found.fits or found.step_s > own * (1 - share("better_layout")):
+    found, change = _best(stats, case)[0], best_layout_change(stats)
+    if found is None or change is None or found.step_s > own * (1 - share("better_layout")):
         return
     if taken * (1 - share("better_layout")) < found.step_s * scale:  # little to gain on what was measured
         return
-    changes = _effective(case, {**_changes(case, found), **compiled})
-    remedy = remedies.evaluate_change(stats, remedies.Change(changes, "the best layout for this model on these GPUs"))
+    remedy = remedies.evaluate_change(stats, change)
     if remedy is None or not remedy.fits or (remedy.step_ratio or 1.0) > 1 - share("better_layout"):
         return
-    ours, theirs = _both(case, changes)
+    ours, theirs = _both(case, change.values)
     yield Finding(
         id="speed.better-layout",
         severity="warning",
@@ -55,6 +54,18 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
     )
 
 
+def best_layout_change(stats: RunStats) -> remedies.Change | None:
+    """Return what changes the run's layout into the best one of the search; None if the run's is unknown or best."""
+    case = stats.case
+    if case is None or not states_layout(stats):
+        return None
+    found, compiled = _best(stats, case)
+    if found is None or not found.fits or found.step_s >= float(costs.step_time(case).step_s):
+        return None
+    changes = _effective(case, {**_changes(case, found), **compiled})
+    return remedies.Change(changes, "the best layout for this model on these GPUs") if changes else None
+
+
 def states_layout(stats: RunStats) -> bool:
     """Return whether the layout is that of the run, not one that is assumed for it."""
     header = stats.run.header
@@ -64,11 +75,11 @@ def states_layout(stats: RunStats) -> bool:
 
 def _best(stats: RunStats, case: Case) -> tuple[Candidate | None, dict[str, Any]]:
     """Return the best layout, and what it compiles if the run does not: plans compile where the engine can."""
-    found = _searched(case)
+    found = case.cached(_searched)
     stated = stats.stated is None or COMPILE in stats.stated
     if not stated or case.compile or case.engine not in FAST_ENGINES or not remedies.can_start(case, {COMPILE: True}):
         return found, {}
-    faster = _searched(case.replace(compile=True))
+    faster = case.cached(_searched_compiled)
     if found is None or faster is None or not faster.fits or faster.step_s >= found.step_s:
         return found, {}
     return faster, {COMPILE: True}
@@ -79,6 +90,10 @@ def _searched(case: Case) -> Candidate | None:
         return best(case, {}, quick=True)
     except (InputError, ValueError, ZeroDivisionError):  # no layout is legal
         return None
+
+
+def _searched_compiled(case: Case) -> Candidate | None:
+    return _searched(case.replace(compile=True))
 
 
 def _changes(case: Case, found: Candidate) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from meshwright.doctor.thresholds import share
 from meshwright.errors import InputError
 from meshwright.planner import as_overrides, find_repair_of_file
 from meshwright.recipes import overrides as override
+from meshwright.recipes.capabilities import can_export
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import recipe_fields
@@ -99,6 +100,9 @@ def speed_candidates(case: Case) -> Iterator[Change]:
     yield Change({"layout.micro_batch_size": 2 * layout.micro_batch_size}, "larger matmuls use the GPU better")
     if not kernels.compile:
         yield Change({"kernels.compile": True}, "fewer and larger kernels")
+    yield from loss_candidates(case)
+    if layout.reshard_after_forward and layout.strategy == "fsdp2":
+        yield Change({"layout.reshard_after_forward": False}, "gathers weights once per step instead of twice")
     if kernels.cuda_graphs == "none":
         yield from graph_candidates(case)
     for name in ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"):
@@ -110,6 +114,13 @@ def speed_candidates(case: Case) -> Iterator[Change]:
             follows = {"layout.sp": False} if name == "tp" and degree == 2 else {}
             yield Change({f"layout.{name}": degree // 2, **follows, **rest}, f"{what}: fewer collectives")
     yield from pipeline_candidates(case)
+
+
+def loss_candidates(case: Case) -> Iterator[Change]:
+    """Yield the other losses that the engine has; they differ in the memory and the time of the logits."""
+    for loss in ("fused_linear", "vocab_parallel", "chunked") if case.vocab else ():
+        if loss != case.loss and can_export("loss", case.engine, loss):
+            yield Change({"kernels.loss": loss}, recipe_fields()["kernels.loss"].text)
 
 
 def graph_candidates(case: Case) -> Iterator[Change]:
@@ -229,6 +240,11 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
         fits=peak <= min(float(memory.capacity), stats.smaller_gpu_gib or math.inf) * (1 - RESERVE),
         step_ratio=None if _has_no_estimate(change) else round(seconds / float(costs.step_time(case).step_s), 4),
     )
+
+
+def changed_values(stats: RunStats, remedy: Remedy) -> dict[str, Any]:
+    """Return the fields that a remedy of the run's case changes, with their values."""
+    return {} if stats.case is None else override.requested(stats.case.recipe, remedy.try_)
 
 
 def can_start(case: Case, values: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.nccl_network import SOCKET, socket_remedies
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, median_of, span
+from meshwright.doctor.slow_step import slow_step_remedies
 from meshwright.doctor.slowdown import start_over_median
 from meshwright.doctor.slower_baseline import is_larger
 from meshwright.doctor.straggler_reports import reported_gap_s
@@ -67,7 +68,7 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
             Evidence("tokens/s/GPU", stats.tokens_per_s or 0.0, "", float(estimate.tokens_per_s_per_gpu), "estimate"),
             *evidence,
         ),
-        remedies=(*_suspects(stats), *remedies.faster_remedies(stats, remedies.speed_candidates), _profile(stats)),
+        remedies=(*_suspects(stats), *slow_step_remedies(stats)),
     )
 
 
@@ -316,12 +317,6 @@ def _suspects(stats: RunStats) -> tuple[Remedy, ...]:
             if one is not None:
                 found.append(one)
     return tuple(found)
-
-
-def _profile(stats: RunStats) -> Remedy:
-    if stats.run.kind == "meshwright":
-        return Remedy(try_=("train.profile=true",), what="layout", why="a trace of a few steps shows the slow kernels")
-    return remedies.advice("record a profiler trace of a few steps", why="shows the slow kernels")
 
 
 def _check_links(stats: RunStats) -> tuple[Remedy, ...]:
