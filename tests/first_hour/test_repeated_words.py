@@ -181,3 +181,47 @@ def test_a_training_started_by_bridges_script_gets_the_repair_of_its_command(mes
         repairs.append(meshwright("check", "bridge.sh", "--gpus", "8x8xH200", "--json").json["repair"]["overrides"])
     assert "without optimizer.learning_rate" in repairs[0]
     assert repairs[0] == repairs[1] == repairs[2]
+
+
+TRAINER = (
+    "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --dataset_name wikitext "
+    "--block_size 4096 --per_device_train_batch_size 1 --do_train --output_dir out --bf16 --tag a"
+)
+BRIDGE = "torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe llama3_8b_sft_config --dataset squad"
+SWIFT = "swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --dataset AI-ModelScope/alpaca-gpt4-data-zh"
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "last", "note"),
+    [
+        (TRAINER, "--learning_rate 1e-5", "--learning_rate 2e-5", "--learning_rate is given twice: the last value"),
+        (TRAINER, "--learning_rate=1e-5", "--learning_rate 2e-5", "counts, 2e-5 (run.sh:3), not 1e-5 (run.sh:2)"),
+        (SWIFT, "--learning_rate 1e-5", "--learning_rate 2e-5", "counts, 2e-5 (run.sh:3), not 1e-5 (run.sh:2)"),
+        (BRIDGE, "train.micro_batch_size=1", "train.micro_batch_size=2", "counts, 2 (run.sh:3), not 1 (run.sh:2)"),
+        (TRAINER, "--learning_rate 1e-5", "--learning_rate 1e-5", ""),
+        (TRAINER, "--bf16", "--bf16 true", ""),
+        (TRAINER, "--learning_rate 1e-5", "--learning_rate $LR", ""),  # known only when it runs
+        (TRAINER, "--learning_rate 1e-5", "--tag b", ""),  # an option of the user's program, which may collect them
+    ],
+)
+def test_an_option_that_is_given_twice_is_noted(meshwright: Any, start: str, first: str, last: str, note: str) -> None:
+    Path("run.sh").write_text(f"{start} \\\n  {first} \\\n  {last}\n")
+    answer = meshwright("check", "run.sh", "--gpus", "8xH100", "--json").json
+    notes = [one for one in answer["notes"] if " is given " in one]
+    assert len(notes) == bool(note)
+    assert all(note in one for one in notes)
+
+
+def test_a_program_without_options_has_none_twice(meshwright: Any) -> None:
+    Path("fsdp.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n")
+    Path("train.py").write_text("from transformers import TrainingArguments\nargs = TrainingArguments('out')\n")
+    Path("run.sh").write_text("accelerate launch --config_file fsdp.yaml --num_processes 8 train.py\n")
+    assert "findings" in meshwright("check", "run.sh", "--gpus", "8xH100", "--json").json
+
+
+def test_a_flag_of_megatron_that_is_given_three_times_is_one_finding(meshwright: Any) -> None:
+    Path("run.sh").write_text("torchrun pretrain_gpt.py --num-layers 32 --lr 1e-4 \\\n  --lr 2e-4 \\\n  --lr 3e-4\n")
+    answer = meshwright("check", "run.sh", "--json").json
+    (found,) = (one for one in answer["findings"] if one["rule"] == "value.replaced")
+    assert found["message"] == "--lr 1e-4 and --lr 2e-4 (line 2) are overridden by a later --lr 3e-4 (line 3)"
+    assert not [one for one in answer["notes"] if " is given " in one]

@@ -36,6 +36,7 @@ from meshwright.frameworks.model_free import any_model, gpu_findings, model_free
 from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.other_versions import with_open_version
+from meshwright.frameworks.repeated_options import repeated_options
 from meshwright.frameworks.result import CheckResult, host_memory_notes
 from meshwright.frameworks.run_tokenizer import file_findings as tokenizer_findings
 from meshwright.frameworks.saving import resume_findings, saving_findings
@@ -232,7 +233,8 @@ def _check(
     findings += misspelled_names(framework, content, imported.parsed.settings, findings)
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
     findings = with_open_version(framework, content, imported.parsed.settings, findings)
-    notes = [*newer, *launch_notes(content, imported.parsed, on, gpus)]
+    notes = [*newer, *repeated_options(content, imported.parsed, findings)]
+    notes += launch_notes(content, imported.parsed, on, gpus)
     notes += [one.message for one in gpu_variant(imported, gpus)]
     notes += host_memory_notes(estimate, on) if buildable else ()
     if hidden:

@@ -97,6 +97,7 @@ def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | No
     args = with_placeholders(args)
     underscored = _first_underscored(args) if arity_of is None else None
     settings: dict[str, SourcedValue] = {}
+    uses: dict[str, list[SourcedValue]] = {}
     findings: list[Finding] = [] if underscored is None else [_underscores(underscored)]
     at = 0
     while at < len(args):
@@ -123,8 +124,9 @@ def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | No
         if setting is None:
             findings.append(_missing_value(key, arg))
             continue
-        findings.extend(_report_replaced(key, setting, settings.get(key)))
+        uses.setdefault(key, []).append(setting)
         settings[key] = setting
+    findings.extend(one for key, found in uses.items() for one in _report_replaced(key, found))
     return ParsedArgs(settings, tuple(findings))
 
 
@@ -261,11 +263,24 @@ def _missing_value(key: str, arg: SourcedValue) -> Finding:
     return _finding("value.missing", key, f"{format_flag(key, True)} needs a value", arg)
 
 
-def _report_replaced(key: str, setting: SourcedValue, before: SourcedValue | None) -> Iterator[Finding]:
-    if before is None or before.unresolved or setting.unresolved or before.value == setting.value:
+def _report_replaced(key: str, uses: Sequence[SourcedValue]) -> Iterator[Finding]:
+    """Yield a finding on the values of a flag that its last one replaces, with the lines of both."""
+    last = uses[-1]
+    replaced = [one for one in uses[:-1] if not one.unresolved and one.value != last.value]
+    if last.unresolved or not replaced:
         return
-    message = f"{format_flag(key, before.value)} is overridden by a later {format_flag(key, setting.value)}"
-    yield _finding("value.replaced", key, message, before, severity="warning")
+    first, *others = replaced
+    texts = [format_flag(key, first.value), *(f"{format_flag(key, one.value)}{_place(one, first)}" for one in others)]
+    are = "are" if others else "is"
+    message = f"{' and '.join(texts)} {are} overridden by a later {format_flag(key, last.value)}{_place(last, first)}"
+    yield _finding("value.replaced", key, message, first, severity="warning")
+
+
+def _place(one: SourcedValue, first: SourcedValue) -> str:
+    """Return the line of a value, if it is not that of the first, where the finding is."""
+    if (one.file, one.line) == (first.file, first.line):
+        return ""
+    return f" (line {one.line})" if one.file == first.file else f" ({one.file}:{one.line})"
 
 
 def _finding(
