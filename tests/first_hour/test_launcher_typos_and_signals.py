@@ -32,6 +32,13 @@ ACCELERATE = "accelerate launch --config_file acc.yaml"
         (f"{ACCELERATE} --num_proceses 4", "accelerate launch --num_processes 4"),
         (f"{ACCELERATE} --num-proccesses=4", "accelerate launch --num_processes 4"),
         ("torchrun --nproc_per_nodes 4", "torchrun --nproc_per_node=4"),
+        ("torchrun --nproc_per_node 4 --standallone", "torchrun --standalone"),
+        (f"{ACCELERATE} --num_processes 4 --multi_gp", "accelerate launch --multi_gpu"),
+        (f"{ACCELERATE} --multi_gp --num_processes 4", "accelerate launch --multi_gpu"),
+        ("deepspeed --num_gups 4", "deepspeed --num_gpus 4"),
+        ("deepspeed --inclde localhost:0,1,2,3", "deepspeed --include localhost:0,1,2,3"),
+        ("deepspeed --hotsfile hosts --num_gpus 4", "deepspeed --hostfile hosts"),
+        ("deepspeed --num_gpus 4 --forc_multi", "deepspeed --force_multi"),
     ],
 )
 def test_a_mistyped_option_of_a_launcher_has_the_right_one_as_fix(meshwright: Any, command: str, fix: str) -> None:
@@ -47,11 +54,28 @@ def test_a_mistyped_option_of_a_launcher_has_the_right_one_as_fix(meshwright: An
         f"{ACCELERATE} --num_processes 4 --main-process-port 29501 --multi_gpu --num_machines 1",
         f"{ACCELERATE} --num_processes 4 --megatron_lm_tp_degree 2 --tpu_zone x --debug",
         "torchrun --nproc_per_n 4",  # torchrun's parser takes the beginning of an option
+        "torchrun --nproc_per_node 4 --standalon",
+        "deepspeed --num_gpu 4 --hostfil hosts --force_m",  # so does that of deepspeed
+        "deepspeed --includ localhost:0,1,2,3",
         "torchrun --nproc-per-node=4 --rdzv_backend c10d --rdzv-endpoint localhost:0 --log_dir logs",
     ],
 )
 def test_options_that_a_launcher_has_are_known(meshwright: Any, command: str) -> None:
     assert "key.unknown" not in {one["rule"] for one in findings(meshwright, command)}
+
+
+@pytest.mark.parametrize("before", ["accelerate launch --multi_gp -m", "accelerate launch --multi_gp"])
+def test_a_module_and_a_program_after_a_mistyped_switch_are_found(meshwright: Any, before: str) -> None:
+    Path("sft.py").write_text("from transformers import Trainer\n")
+    Path("run.sh").write_text(f"{before} {'sft' if before.endswith('-m') else 'sft.py'} {ARGUMENTS}\n")
+    answer = meshwright("check", "run.sh", "--gpus", "4xA100-80", "--json").json
+    (error,) = [one for one in answer["findings"] if one["rule"] == "key.unknown"]
+    assert error["fix"] == ["accelerate launch --multi_gpu"]
+
+
+def test_the_beginning_of_an_option_is_that_option(meshwright: Any) -> None:
+    found = findings(meshwright, "deepspeed --num_gpu 8")
+    assert [one["fix"] for one in found if one["rule"] == "launch.gpus"] == [["deepspeed --num_gpus 4"]]
 
 
 HEAD = "#!/bin/bash\n#SBATCH --gpus-per-node=4\n#SBATCH --signal=B:USR1@120"

@@ -242,6 +242,10 @@ def is_option(word: SourcedValue) -> bool:
     return text.startswith("-") and len(text) > 1
 
 
+def is_script(word: SourcedValue) -> bool:
+    return str(word.value).endswith(".py")
+
+
 def unwrap(words: Sequence[SourcedValue]) -> Unwrapped:
     """Strip all wrappers from a command."""
     env: dict[str, SourcedValue] = {}

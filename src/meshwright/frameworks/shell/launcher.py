@@ -15,10 +15,12 @@ from meshwright.frameworks.shell.launch_prefixes import (
     OptionSpec,
     command_name,
     is_option,
+    is_script,
     is_unresolved_expansion,
     read_option,
     unwrap,
 )
+from meshwright.frameworks.shell.launcher_names import launcher_option
 from meshwright.frameworks.shell.values import Command, LaunchCommand, Script
 from meshwright.frameworks.types import SourcedValue, as_int
 
@@ -220,19 +222,15 @@ def _parse_program(words: Sequence[SourcedValue]) -> ParsedProgram | None:
         return _parse_python(words[1:])
     if head.value in ("-m", "--module"):  # uv run -m
         return _parse_python(words)
-    if _is_script(head):
+    if is_script(head):
         return ParsedProgram("python" if "/" not in str(head.value) else "", head, False, tuple(words[1:]), {})
     # An unresolved interpreter, such as $PYTHON or $LAUNCHER.
     at = 0
     while at < len(words) and is_unresolved_expansion(words[at]):
         at += 1
-    if 0 < at < len(words) and _is_script(words[at]):
+    if 0 < at < len(words) and is_script(words[at]):
         return ParsedProgram("", words[at], False, tuple(words[at + 1 :]), {})
     return None
-
-
-def _is_script(word: SourcedValue) -> bool:
-    return str(word.value).endswith(".py")
 
 
 def _parse_launcher(
@@ -241,7 +239,7 @@ def _parse_launcher(
     option_spec, options, at = takes or TAKES[launcher], dict[str, SourcedValue](), 0
     while at < len(words):
         if is_option(words[at]):
-            option, at = read_option(words, at, option_spec)
+            option, at = launcher_option(words, at, "" if takes else launcher, option_spec)
             options[option.name] = option.value
         elif is_unresolved_expansion(words[at]) and _more_options_follow(words, at + 1):
             at += 1
@@ -267,7 +265,7 @@ def _more_options_follow(words: Sequence[SourcedValue], at: int) -> bool:
         return False
     text = str(words[at].value)
     name = text.lstrip("-").partition("=")[0].replace("_", "-")
-    return _is_script(words[at]) or text in ("-m", "--module") or (is_option(words[at]) and name in KNOWN_OPTIONS)
+    return is_script(words[at]) or text in ("-m", "--module") or (is_option(words[at]) and name in KNOWN_OPTIONS)
 
 
 def _parse_python(words: Sequence[SourcedValue]) -> ParsedProgram | None:
