@@ -180,3 +180,50 @@ def test_one_value_of_the_wrong_type_is_one_error(meshwright: Any) -> None:
     path.write_text(text.replace("seq_length: 8192", "seq_length: 12k"))
     found = meshwright("check", str(path), "--gpus", "8xH100", "--json").json["findings"]
     assert [one["rule"] for one in found if "12k" in one["message"]] == ["value.invalid"]
+
+
+LISTED = """name = "listed"
+model = "qwen3_600m"
+goal = "pretrain"
+cluster = "8xH100"
+engine = "ENGINE"
+
+[data]
+dataset = "0.3 /data/a 0.7 /data/b"
+seq_length = 2048
+
+[train]
+global_batch_size = 64
+steps = 100000
+"""
+TO = ("--to", "megatron-lm")
+
+
+@pytest.mark.parametrize("engine", ["meshwright", "megatron"])
+@pytest.mark.parametrize(
+    "words", [("check",), ("launch", "--scheduler", "slurm", "--write", "jobs"), ("export", *TO), ("launch", *TO)]
+)
+def test_every_command_refuses_a_dataset_that_lists_several(
+    meshwright: Any, engine: str, words: tuple[str, ...]
+) -> None:
+    Path("listed.toml").write_text(LISTED.replace("ENGINE", engine))
+    words = (*words, "--scheduler", "torchrun") if words == ("launch", *TO) else words
+    answer = meshwright(words[0], "listed.toml", *words[1:])
+    assert answer.code in (1, 2), answer.out
+    text = answer.out + answer.err
+    assert "names several datasets with their weights; write them as a blend" in text
+    assert "data.blend=/data/a:0.3,/data/b:0.7" in text
+    assert "for a layout that runs" not in text
+    assert not Path("jobs").exists()
+    fixed = meshwright(words[0], "listed.toml", *words[1:], "data.blend=/data/a:0.3,/data/b:0.7")
+    assert fixed.code == 0, fixed.err
+
+
+def test_a_blend_is_no_mock_data(meshwright: Any) -> None:
+    for name in "ab":
+        Path(f"{name}.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    blend = 'blend = {"a.jsonl" = 0.3, "b.jsonl" = 0.7}'
+    recipe = LISTED.replace('dataset = "0.3 /data/a 0.7 /data/b"', blend).replace("ENGINE", "meshwright")
+    Path("blend.toml").write_text(recipe.replace("pretrain", "sft"))
+    found = meshwright("check", "blend.toml", "--json").json["findings"]
+    assert "data.mock-fine-tuning" not in {one["rule"] for one in found}

@@ -49,13 +49,19 @@ def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]
     """
     if file_access.closed():
         return ()
-    if (several := several_files_error(recipe)) is not None:
-        return (_of_several_files(several), *_missing_folders(recipe), *without_validation(recipe))
+    if several := listed_dataset(recipe):
+        return (*several, *_missing_folders(recipe), *without_validation(recipe))
     names = [("data.dataset", name) for name in dataset_names(recipe)]
     names += [("data.validation", recipe.data.validation)]
     known = [(key, name) for key, name in names if names_a_file(name)]
     rows = (found for key, name in known for found in _findings(recipe, key, name, thorough))
     return (*rows, *_missing_folders(recipe), *without_validation(recipe))
+
+
+def listed_dataset(recipe: Recipe) -> tuple[Finding, ...]:
+    """Return the error of a dataset that lists several sources; no framework reads the list as one name."""
+    several = several_files_error(recipe)
+    return () if several is None else (_of_several_files(several),)
 
 
 def names_a_file(name: str) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from meshwright import frameworks
 from meshwright.api.argument_names import recipe_key
+from meshwright.api.data_findings import DATA_ROWS
 from meshwright.api.export_findings import WRITTEN, is_about_weights, is_open
 from meshwright.api.export_fixes import other_fixes
 from meshwright.api.targets import Job
@@ -15,6 +17,7 @@ from meshwright.launch import other_frameworks
 from meshwright.planner import is_override
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
+from meshwright.rules import Finding
 
 OF_A_RUN = ("data.dataset", "data.blend", "train.steps", "train.epochs")  # what each run sets, also with options
 
@@ -34,6 +37,12 @@ def without_deepspeed(job: Job, checked: RecipeCheckResult, theirs: frameworks.F
     return [f"ZeRO of {job.imported.content.path} becomes layout.strategy={strategy}: {theirs.title} has no DeepSpeed"]
 
 
+def names_data_here(written: frameworks.ExportedConfig, key: str, name: str) -> bool:
+    """Return whether an export names data of this machine by their full path: not those that only the code names."""
+    is_here = name.startswith("/") and Path(name).exists() and key not in {one.field for one in written.unmapped}
+    return is_here and any(name in text for text in (*written.files.values(), *written.program.argv))
+
+
 def contract_notes(job: Job, recipe: Recipe) -> list[str]:
     """Return the overrides that change what is trained: each is a new experiment."""
     if job.plan is not None or job.imported is not None:
@@ -45,6 +54,11 @@ def contract_notes(job: Job, recipe: Recipe) -> list[str]:
     return [f"changed: {key} {old} → {new} (contract): a new experiment" for key, old, new in pairs if old != new]
 
 
+def _is_of_no_layout(error: Finding) -> bool:
+    """Return whether an error stays with every layout: of the weights, the rows, or a value that the user names."""
+    return error.fix == (WRITTEN,) or error.rule == DATA_ROWS or is_about_weights(error) or is_open(error)
+
+
 def sizing_note(job: Job, checked: RecipeCheckResult, to: str, overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the command that plans a layout for what was requested; none if no command can name the model.
 
@@ -54,7 +68,7 @@ def sizing_note(job: Job, checked: RecipeCheckResult, to: str, overrides: Sequen
     engine: str = frameworks.framework(to).engine
     engine = checked.engine if checked.engine == "deepspeed" else engine
     errors = [one for one in checked.findings if one.severity == "error"]
-    if job.no_model or all(one.fix == (WRITTEN,) or is_about_weights(one) or is_open(one) for one in errors):
+    if job.no_model or all(_is_of_no_layout(one) for one in errors):
         return ()
     recipe = checked.recipe
     goal = ("--goal", recipe.goal) if job.plan is not None else ()

@@ -12,6 +12,7 @@ from meshwright import clusters, frameworks, launch, planner, rules
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.checks import check_recipe
+from meshwright.api.data_findings import listed_dataset
 from meshwright.api.export_findings import (
     NO_OVERRIDE,
     WRITTEN,
@@ -23,7 +24,7 @@ from meshwright.api.export_findings import (
     with_open_source,
 )
 from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, require_numbers
-from meshwright.api.export_notes import contract_notes, sizing_note, without_deepspeed, without_effect
+from meshwright.api.export_notes import contract_notes, names_data_here, sizing_note, without_deepspeed, without_effect
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.resolve import assumed_in
@@ -99,14 +100,8 @@ def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[st
     if data:
         start = "" if found.written.framework in IN_CHECKOUT else f"; start it in {folder}"
         yield f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages{start}"
-    elif full := [key for key, name in data_names(recipe) if _is_written(found.written, key, name)]:
+    elif full := [key for key, name in data_names(recipe) if names_data_here(found.written, key, name)]:
         yield f"{' and '.join(full)}: the full path of this machine is written, for a start in any folder"
-
-
-def _is_written(written: ExportedConfig, key: str, name: str) -> bool:
-    """Return whether an export names data of this machine by their full path: not those that only the code names."""
-    is_here = name.startswith("/") and Path(name).exists() and key not in {one.field for one in written.unmapped}
-    return is_here and any(name in text for text in (*written.files.values(), *written.program.argv))
 
 
 class _Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +175,7 @@ def export_into(
     written = _commented(written, dropped)
     checked = _checked_as_written(target, checked, written)
     findings = _findings(target, checked, written, dropped, fix)
+    findings += listed_dataset(checked.recipe) if target.read is None else ()
     if not folder and elsewhere is None and target.own is None:
         findings += unconverted_data(target.theirs, checked.recipe, findings, fix)
     checked = msgspec.structs.replace(checked, findings=findings)

@@ -20,6 +20,11 @@ def _fine_tunes(c: Case) -> Column:
     return c.goal != "pretrain"
 
 
+def _is_mock(c: Case) -> Column:
+    """Return whether random tokens are trained on: a blend replaces the dataset."""
+    return (c.dataset == MOCK) & (not c.blend)
+
+
 @rule(
     "data.mock-fine-tuning",
     "warning",
@@ -30,7 +35,7 @@ def _fine_tunes(c: Case) -> Column:
     fixes=({"dataset": lambda c: ["cord-v2"] if c.has_vision and c.images else ["squad"]},),
 )
 def fine_tuning_on_mock_data(c: Case) -> Column:
-    return _fine_tunes(c) & (c.dataset == MOCK) & not_(c.benchmark) & not_(c.is_diffusion)
+    return _fine_tunes(c) & _is_mock(c) & not_(c.benchmark) & not_(c.is_diffusion)
 
 
 @rule(
@@ -185,7 +190,7 @@ def short_samples_padded(c: Case) -> Column:
     fixes=({"workers": [4]},),
 )
 def no_loader_workers(c: Case) -> Column:
-    return (c.workers == 0) & (c.dataset != MOCK)
+    return (c.workers == 0) & not_(_is_mock(c))
 
 
 @rule(
@@ -199,7 +204,7 @@ def no_loader_workers(c: Case) -> Column:
     engines=("meshwright",),
 )
 def epochs_of_mock_data(c: Case) -> Column:
-    return (c.epochs > 0) & (c.dataset == MOCK) & (not c.blend)
+    return (c.epochs > 0) & _is_mock(c)
 
 
 @rule(
