@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
 from meshwright.hub import hub_cache, is_cached, tokenizer_download
 from meshwright.models import not_a_model
+from meshwright.recipes import overrides as override
 from meshwright.recipes.several_datasets import blend_of as blend_of
 from meshwright.recipes.several_datasets import listed_sources, several_datasets_error
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 
 MOCK_NAMES = ("mock", "llm-pretrain-mock")
 FILE_SUFFIXES = (
@@ -22,11 +24,26 @@ FILE_SUFFIXES = (
 PRETRAINED = "checkpoint.pretrained"
 CHECKPOINTS = "checkpoints"  # the folder of checkpoints in a run
 _TOKENIZER = tokenizer_download("{name}")
+FOLDERS: Mapping[str | None, tuple[str, ...]] = {  # for a path that does not exist
+    "tokenizer": ("--tokenizer FOLDER", "--tokenizer bytes"),
+    "data.tokenizer": ("data.tokenizer=FOLDER", "data.tokenizer=bytes"),
+    PRETRAINED: (f"{PRETRAINED}=FOLDER", f"{PRETRAINED}=random"),
+}
 DOWNLOADS: Mapping[str | None, tuple[str, ...]] = {  # for an id that is not in the local cache
-    "tokenizer": (_TOKENIZER, "--tokenizer FOLDER", "--tokenizer bytes"),
-    "data.tokenizer": (_TOKENIZER, "data.tokenizer=FOLDER", "data.tokenizer=bytes"),
+    "tokenizer": (_TOKENIZER, *FOLDERS["tokenizer"]),
+    "data.tokenizer": (_TOKENIZER, *FOLDERS["data.tokenizer"]),
     PRETRAINED: ("hf download {name}", f"{PRETRAINED}=FOLDER"),
 }
+DATASET, BLEND = "data.dataset", "data.blend"
+STAND_INS: Mapping[str, Any] = {
+    DATASET: "mock",
+    BLEND: {},
+    "data.validation": "",
+    "data.tokenizer": "",
+    "data.chat_template": "",
+    PRETRAINED: "",
+}
+"""What a trial on another machine uses in place of a path that is not there."""
 NOT_A_FOLDER = ("random", "bytes")  # values of checkpoint.pretrained and data.tokenizer
 
 
@@ -46,6 +63,31 @@ def check_run_paths(recipe: Recipe, out: str | None) -> None:
     if out is not None:
         check_out(out)
         _check_writable(Path(out).expanduser())
+
+
+def with_stand_ins(recipe: Recipe, typed: Collection[str]) -> tuple[Recipe, dict[str, str]]:
+    """Return a trial's recipe without data and weights that are elsewhere, and the missing path by field.
+
+    A path that the user typed stays, and one that is nearly that of a file here: train reports it.
+    """
+    sources, missing = recipe.data.blend or {recipe.data.dataset: 1.0}, dict[str, str]()
+    absent = [name for name in sources if _is_elsewhere(name, DATASET, recipe.goal)]
+    if absent and not {DATASET, BLEND} & {*typed} and several_files_error(recipe) is None:
+        missing[BLEND if recipe.data.blend else DATASET] = absent[0]
+    for key in STAND_INS:
+        name = field_value(recipe, key)
+        if isinstance(name, str) and key not in typed and key != DATASET and _is_elsewhere(name, key, recipe.goal):
+            missing[key] = name
+    values = {key: STAND_INS[key] for key in missing}
+    return override.change(recipe, values | ({DATASET: MOCK_NAMES[0]} if BLEND in missing else {}))[0], missing
+
+
+def _is_elsewhere(name: str, field: str, goal: str) -> bool:
+    """Return whether a name is a path that is not on this machine, and nearly none that is."""
+    is_data = field in (DATASET, "data.validation")
+    is_path = looks_like_path(name) or (bool(name) and is_data and goal == "pretrain" and name not in MOCK_NAMES)
+    here = any(Path(f"{Path(name).expanduser()}{end}").exists() for end in (("", ".bin", ".idx") if is_data else ("",)))
+    return is_path and not here and not missing_path(name, field).fix
 
 
 def check_out(out: str) -> None:
@@ -85,8 +127,10 @@ def check_folder(name: str, field: str) -> None:
 def _missing_download(error: InputError) -> InputError:
     """Return the error of a missing folder; a word such as gpt2 may also be the id of a model of the hub."""
     name, download = str(error.value), DOWNLOADS.get(error.field)
-    if download is None or looks_like_path(name):
+    if download is None or (looks_like_path(name) and error.fix):
         return error
+    if looks_like_path(name):
+        return InputError(error.reason, field=error.field, value=name, fix=FOLDERS.get(error.field, ()))
     reason = f"no such folder, and no model of this id in the local Hugging Face cache ({hub_cache()})"
     fix = (*error.fix, *(one.format(name=name) for one in download))
     return InputError(reason, field=error.field, value=name, fix=fix)

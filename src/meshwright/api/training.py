@@ -13,7 +13,7 @@ from meshwright.api import run_requests as requests
 from meshwright.api.continued_run import continued, is_run, with_fitting_layout
 from meshwright.api.dataset_length import few_updates
 from meshwright.api.job_notes import note_length
-from meshwright.api.paths import check_run_paths
+from meshwright.api.paths import BLEND, DATASET, PRETRAINED, check_run_paths, with_stand_ins
 from meshwright.api.resolve import recipe_from
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import depends_on_gpus, job_for, ranks_cluster
@@ -86,6 +86,8 @@ def _run(
     found = override.change(found, set_first)[0]
     typed = override.requested(_as_started(found, request), changes)
     pinned = {**own, **set_first, **typed}
+    if request.tiny:
+        found = _with_stand_ins(found, pinned)
     if request.tiny and pinned.get(COMPILE) is True and not _has_gpu():  # of a plan's command, with --tiny added
         del pinned[COMPILE]
         note(f"{COMPILE}=true is for GPUs: --tiny runs eagerly on this CPU, where compiling would take minutes")
@@ -107,6 +109,17 @@ def _run(
         _note_few_updates(request, recipe)
     recipe, spec = _in_run_folder(request, recipe, spec, pinned)
     return train.train(recipe, spec, pinned)
+
+
+def _with_stand_ins(recipe: Recipe, pinned: Mapping[str, Any]) -> Recipe:
+    """Return a --tiny recipe without the paths of another machine, such as those of a plan for a cluster; note them."""
+    recipe, missing = with_stand_ins(recipe, pinned)
+    used = {DATASET: "random tokens", "data.tokenizer": "the byte-level tokenizer", PRETRAINED: "random weights"}
+    for field, name in missing.items():
+        key = DATASET if field == BLEND else field
+        instead = f"uses {used[key]}" if key in used else "runs without it"
+        note(f"{field}: {name} is not on this machine: --tiny {instead}; {key}=PATH names another")
+    return recipe
 
 
 def _note_few_updates(request: requests.Bench | requests.Train, recipe: Recipe) -> None:
