@@ -105,3 +105,27 @@ def test_a_config_that_the_code_opens_is_to_be_named_there(meshwright: Any, fold
     assert "warning: sft.py opens" not in same.err
     other = meshwright("launch", "finetune/run.slurm", *SLURM, "jobs", "layout.offload=optimizer")
     assert f"sft.py opens ds.json in {folder}, not the written one: set deepspeed='{here}/jobs/ds.json'" in other.err
+
+
+@pytest.mark.parametrize("dataset", [(), ("--dataset", "finetune/other.jsonl")])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_paths_are_those_of_the_folder_in_which_the_program_starts(
+    meshwright: Any, folder: Path, dataset: tuple[str, ...], is_there: bool
+) -> None:
+    """The current folder has files of the same names, which the program does not open."""
+    words = "--model_name_or_path meta-llama/Llama-3.2-1B --train_file chats.jsonl --tokenizer_name ./tok"
+    (folder / "run.slurm").write_text(
+        f"torchrun --nproc_per_node 4 run_clm.py {words} --max_steps 9 --per_device_train_batch_size 1\n"
+    )
+    (folder / "run_clm.py").write_text("from transformers import Trainer\n")
+    for path in (folder / "other.jsonl", Path("chats.jsonl")):
+        path.write_text((folder / "chats.jsonl").read_text())
+    ((folder if is_there else Path()) / "tok").mkdir()
+    answer = meshwright("launch", "finetune/run.slurm", *SLURM, "jobs", *dataset)
+    assert answer.code == 0, answer.err
+    job = Path("jobs/run.sbatch").read_text()
+    assert f"--train_file {folder}/{'other' if dataset else 'chats'}.jsonl" in job
+    assert f"--tokenizer_name {folder / 'tok' if is_there else './tok'} " in job
+    assert ("./tok is not on this machine" in answer.err) is not is_there
+    if not is_there:
+        assert f"the job looks for it in {folder}: write its full path" in answer.err

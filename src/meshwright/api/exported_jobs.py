@@ -11,7 +11,7 @@ import msgspec
 from meshwright import frameworks, rules
 from meshwright.api import run_requests as requests
 from meshwright.api.checks import check_recipe
-from meshwright.api.data_findings import data_findings
+from meshwright.api.data_findings import DATA_MISSING, data_findings
 from meshwright.api.exports import Exported, export_into
 from meshwright.api.file_errors import unread
 from meshwright.api.job_notes import (
@@ -37,6 +37,7 @@ from meshwright.launch import build_job, config_paths, container_paths, other_fr
 from meshwright.launch.build_job import FileRepair, LaunchRequest
 from meshwright.launch.job import RESUMES, find_scheduler
 from meshwright.launch.start_folder import config_note, start_folder
+from meshwright.recipes.types import Recipe
 
 SAVE_EVERY = "checkpoint.save_every"
 
@@ -133,7 +134,8 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
     if launch.requeued:
         recipe = other_frameworks.with_time_to_save(recipe, launch.framework, step_s, changes)
     restart, restart_notes = _restart(launch, exported)
-    about_data = tuple(one.message for one in data_findings(recipe)) if dataset else ()
+    recipe = other_frameworks.with_full_paths(recipe, _path(started.start))
+    about_data = _about_data(recipe, started) if dataset else ()
     rows = _converted_rows(launch, data, recipe.data.dataset)
     if data and not launch.local:
         recipe = msgspec.structs.replace(recipe, data=exported.data or recipe.data)
@@ -260,6 +262,13 @@ def _restart(launch: FrameworkLaunch, exported: Exported) -> tuple[str, tuple[st
     return "begins at step 0", (f"warning: {found.why}: every start begins at step 0{requeued}; write {fix}",)
 
 
+def _about_data(recipe: Recipe, started: StartedProgram) -> tuple[str, ...]:
+    """Return what is wrong with the data that the user named; other paths are judged where the program starts."""
+    found = data_findings(recipe)
+    others = [one for one in found if started.start and one.rule == DATA_MISSING and one.field != "data.dataset"]
+    return tuple(one.message for one in found if one not in others)
+
+
 def _converted_rows(launch: FrameworkLaunch, data: Mapping[str, str], dataset: str) -> ConvertedRows:
     """Return where the job reads the converted rows of a dataset: beside its files, or where the user copies them."""
     if not data:
@@ -279,9 +288,14 @@ def _located(
     source = exported.job.imported
     if not launch.folder or source is None or source.framework.name != launch.framework:
         return config_paths.Located(files, started.program, {}, ())
-    bases = [Path(source.content.folder or "."), *([Path(started.framework_dir)] if started.framework_dir else [])]
-    folder = str(Path(launch.folder).resolve())
+    first = Path(started.start)  # else the current folder
+    bases = [first, Path(source.content.folder or "."), *filter(None, [_path(started.framework_dir)])]
+    folder = started.start or str(Path(launch.folder).resolve())
     return config_paths.located(files, started.program, source.framework.key_map, bases, folder, notes)
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def _repair_of_file(launch: FrameworkLaunch, exported: Exported) -> FileRepair | None:

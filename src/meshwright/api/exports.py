@@ -37,6 +37,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import DroppedSetting, ExportedConfig, ImportedFile, RecipeCheckResult, UnmappedField
 from meshwright.frameworks.common import short_training_notes
 from meshwright.launch import other_frameworks
+from meshwright.launch.start_folder import config_note, start_folder, start_of, with_full_names
 from meshwright.notes import no_notes
 from meshwright.planner import is_override
 from meshwright.recipes import overrides as override
@@ -211,7 +212,8 @@ def _checked(target: _Target) -> tuple[RecipeCheckResult, tuple[str, ...]]:
     recipe, replaced = target.recipe_on(engine)
     if engine != theirs.engine:
         recipe = msgspec.structs.replace(recipe, engine=engine)
-    recipe = other_frameworks.with_full_paths(recipe) if target.folder or target.anywhere else recipe
+    if (target.folder or target.anywhere) and start_of(target.own) is None:  # else relative paths stay
+        recipe = other_frameworks.with_full_paths(recipe)
     checked = target.check(recipe, engine)
     require_numbers(theirs, checked, target.read)
     return checked, replaced
@@ -271,15 +273,15 @@ def _with_start_script(
     own: ImportedFile, written: ExportedConfig, on: clusters.Cluster, name: str, out: str
 ) -> ExportedConfig:
     """Return an export with the script that starts the user's program as its own script does: its setup, its folder."""
-    from meshwright.launch import start_folder, user_setup  # the interpreter of scripts, which few exports need
+    from meshwright.launch import user_setup  # the interpreter of scripts, which few exports need
 
     content, files, notes = own.content, written.files, written.notes
-    start = start_folder.start_folder(own.framework.name, content, written.program, files)
+    start = start_folder(own.framework.name, content, written.program, files)
     program, missing = other_frameworks.started_elsewhere(written.program, content.folder, files, start)
     if start is not None:
-        notes += start_folder.config_note(own.settings.parsed.program, program, files, start, out)
+        notes += config_note(own.settings.parsed.program, program, files, start, out)
         notes += (f"{name}.sh starts the program in {start}, as {content.path} does: relative paths are there",)
-        program = start_folder.with_full_names(program, files, out)
+        program = with_full_names(program, files, out)
     setup = user_setup.user_setup(own, program, None)
     script = launch.start_script(program, on, name, setup.commands, str(start or ""))
     files = {**files, f"{name}.sh": script}

@@ -37,8 +37,8 @@ def located(
 ) -> Located:
     """Return a job's config and arguments with the full paths of what is on this machine.
 
-    A relative path is looked for in the current folder, then in `bases`. What is not here is in the notes, unless
-    `notes` already names it: the job would look for it in its own `folder`.
+    A relative path is looked for in `bases`. What is not here is in the notes, unless `notes` already names it: the
+    program looks for it in the `folder` in which it starts.
     """
     if file_access.closed():
         return Located(files, program, {}, ())
@@ -100,8 +100,8 @@ def _located(key: str, value: Any, bases: Sequence[Path], reads: dict[str, str],
     if value.startswith("/"):
         reads[value] = key
         return value
-    for base in (Path(), *bases):
-        found = full_path(value, bare=False, folder=base)
+    for base in bases:
+        found = full_path(value, bare=False, start=base)
         if found != value:
             reads[found] = key
             return found

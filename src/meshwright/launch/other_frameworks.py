@@ -195,19 +195,21 @@ def full_paths(changes: Sequence[str]) -> list[str]:
     return [f"{key}={full_path(value)}" if key in PATHS else f"{key}{equals}{value}" for key, equals, value in pairs]
 
 
-def with_full_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by field with the full paths of data and weights that are here."""
-    found: dict[str, Any] = {key: full_path(str(value)) if key in PATHS else value for key, value in values.items()}
-    return found | {
-        key: {full_path(name): weight for name, weight in found[key].items()} for key in BLENDS if key in found
-    }
+def with_full_values(values: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
+    """Return values by field with the full paths of data and weights that are here, relative to `start`."""
+
+    def full(name: str) -> str:
+        return full_path(name, start=start)
+
+    found: dict[str, Any] = {key: full(str(value)) if key in PATHS else value for key, value in values.items()}
+    return found | {key: {full(name): weight for name, weight in found[key].items()} for key in BLENDS if key in found}
 
 
-def with_full_paths(recipe: Recipe) -> Recipe:
-    """Return a recipe with the full paths of data and weights that are here."""
+def with_full_paths(recipe: Recipe, start: Path | None = None) -> Recipe:
+    """Return a recipe with the full paths of data and weights that are here, relative to `start`."""
     if file_access.closed():
         return recipe
-    values = with_full_values({key: field_value(recipe, key) for key in (*PATHS, *BLENDS)})
+    values = with_full_values({key: field_value(recipe, key) for key in (*PATHS, *BLENDS)}, start)
     return override.change(recipe, {key: value for key, value in values.items() if value != field_value(recipe, key)})[
         0
     ]

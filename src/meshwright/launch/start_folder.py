@@ -10,6 +10,7 @@ import msgspec
 from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
+from meshwright.frameworks.file_import import ImportedFile
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.job_folders import job_folders
 from meshwright.frameworks.load import content_of, open_file
@@ -28,6 +29,14 @@ def start_folder(framework: str, content: Content, program: Program, files: Coll
     if not is_own or file_access.closed():
         return None
     return next((one.resolve() for one in job_folders(content, script) if is_file(one / script)), None)
+
+
+def start_of(own: ImportedFile | None) -> Path | None:
+    """Return the folder of this machine in which a file starts its own program; None without one, or if not here."""
+    words = () if own is None else own.settings.parsed.program.argv
+    if own is None or not words:
+        return None
+    return start_folder(own.framework.name, own.content, Program(tuple(str(one.value) for one in words)), ())
 
 
 def with_full_names(program: Program, files: Collection[str], folder: str) -> Program:
