@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SIZE = ("size", "llama3-8b", "--goal", "pretrain")
 
 
@@ -63,3 +65,36 @@ def test_a_run_that_is_too_fast_for_its_cluster_is_noted(meshwright: Any) -> Non
         changes = ("data.seq_length=8192", "layout.recompute=full", "train.global_batch_size=16")
         answer = meshwright(*typed, *changes, "--json").json
         assert any("times as fast as the estimate" in note for note in answer["notes"]) is noted, answer["notes"]
+
+
+BOARDS = """gpu = "{gpu}"
+nodes = {nodes}
+gpus_per_node = {each}
+nvlink_domain = {each}
+network_gb_s = "200 Gb/s"
+price = 1.10
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nodes", "each", "cluster"),
+    [
+        ("GH200", 24, 4, "24x4xGH200"),  # a board of superchips is a node
+        ("GH200-144", 6, 2, "6x2xGH200-144"),
+        ("GB200", 2, 72, "36x4xGB200"),  # racks
+    ],
+)
+def test_the_nodes_of_a_cluster_file_are_those_of_its_boards_or_of_its_racks(
+    meshwright: Any, tmp_path: Path, gpu: str, nodes: int, each: int, cluster: str
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(BOARDS.format(gpu=gpu, nodes=nodes, each=each))
+    words = ("llama3-8b", "--goal", "pretrain", "--tokens", "10B")
+    plan = meshwright("recommend", *words, "--gpus", str(file), "--json").json
+    assert plan["question"]["gpus"] == cluster
+    per_node = cluster.split("x")[1]
+    assert f"--nproc-per-node={per_node} --nnodes={cluster.split('x')[0]}" in plan["commands"]["meshwright"]
+    if gpu == "GH200":
+        sized = meshwright("size", *words, "--gpu", str(file), "--max-gpus", "96", "--json").json
+        own = next(one for one in sized["sizes"] if one["gpus"] == sized["own"])
+        assert own["cost"] == pytest.approx(plan["budget"]["cost"], rel=0.01)

@@ -126,8 +126,15 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
         return f"{self.nodes}x{self.gpus_per_node}x{self.gpu.name}"
 
 
+LARGEST_NODE = 8  # GPUs that NVLink connects in one node
+
+
 def nodes_of_racks(known: Gpu, racks: int, each: int) -> tuple[int, int] | None:
-    """Return the nodes of racks whose GPUs NVLink connects, as a job runs on them; None if these are no racks."""
-    if not each == known.nvlink_domain > known.gpus_per_node or each % known.gpus_per_node:
+    """Return the nodes of racks whose GPUs NVLink connects, as a job runs on them; None if these are no racks.
+
+    As many GPUs as a usual node has are a node, also of a superchip: a board of four GH200 runs one operating system.
+    """
+    is_rack = each == known.nvlink_domain > max(known.gpus_per_node, LARGEST_NODE)
+    if not is_rack or each % known.gpus_per_node:
         return None
     return racks * each // known.gpus_per_node, known.gpus_per_node
