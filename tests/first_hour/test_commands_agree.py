@@ -26,6 +26,8 @@ dataset:
 optimizer: {_target_: torch.optim.AdamW, lr: LR, betas: [0.9, 0.95], weight_decay: 0.0}
 lr_scheduler: {lr_decay_style: cosine, lr_warmup_steps: 50, min_lr: 1.0e-6}
 """
+LOADER = "dataloader: {_target_: torchdata.stateful_dataloader.StatefulDataLoader, num_workers: 300}\n"
+MANY_WORKERS = SFT + LOADER  # a second warning: one repair for both
 STEP = (
     "2026-11-17 09:00:00 | INFO | nemo_automodel.recipes.llm.train_ft | step {step} | epoch 0 | loss {loss} | "
     "grad_norm {norm} | lr {lr} | mem 43.20 GiB | tps 60357.74(1886.18/gpu) | num_label_tokens 311021\n"
@@ -65,7 +67,7 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_saved_repair_is_named_with_its_fields(meshwright: Any) -> None:
-    Path("moe_sft.yaml").write_text(SFT.replace("lr: LR, ", ""))  # AutoModel's default rate, not the user's
+    Path("moe_sft.yaml").write_text(MANY_WORKERS.replace("lr: LR, ", ""))  # AutoModel's default rate, not the user's
     words = ("recommend", "moe_sft.yaml", "--gpus", "4x8xH200", "--engine", "megatron")
     found = meshwright(*words, "--save", "sized3.toml")
     assert "lr 0.001" in found.out
@@ -78,7 +80,7 @@ def test_a_saved_repair_is_named_with_its_fields(meshwright: Any) -> None:
 
 
 def test_a_warning_does_not_replace_the_rate_of_the_file(meshwright: Any) -> None:
-    Path("moe_sft.yaml").write_text(SFT.replace("LR", "1.0e-3"))
+    Path("moe_sft.yaml").write_text(MANY_WORKERS.replace("LR", "1.0e-3"))
     words = ("recommend", "moe_sft.yaml", "--gpus", "4x8xH200", "--engine", "megatron")
     found = meshwright(*words, "--save", "sized3.toml")
     assert tomllib.loads(Path("sized3.toml").read_text())["optimizer"]["lr"] == 0.001

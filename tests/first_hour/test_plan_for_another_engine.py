@@ -208,7 +208,7 @@ def test_zero_2_is_planned_named_and_exported_where_it_is_faster_and_left_where_
     [
         ("export", "llama3_8b_sft_config", "--to", "torchtitan"),
         ("check", "llama3_8b_sft_config", "--engine", "torchtitan"),
-        ("estimate", "llama3_8b_sft_config", "--engine", "torchtitan"),
+        ("estimate", "llama3_8b_sft_config", "--engine", "torchtitan", "--gpus", "8xH100"),
     ],
 )
 def test_a_goal_that_the_engine_lacks_is_the_first_reason(meshwright: Any, words: tuple[str, ...]) -> None:
@@ -223,3 +223,27 @@ def test_a_file_without_a_length_is_refused_for_its_goal(meshwright: Any, tmp_pa
     answer = meshwright("export", str(tmp_path / "fsdp.yaml"), "--to", "torchtitan", *typed)
     assert "do not cover fine-tuning of all weights" in answer.err
     assert "--to megatron-bridge" in answer.err
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "fsdp1", "deepspeed"])
+def test_a_plan_of_a_recipe_for_another_engine_has_kernels_that_its_files_can_say(
+    meshwright: Any, engine: str, tmp_path: Path
+) -> None:
+    """The recipe has the chunked loss of our engine, with which the memory would be another one."""
+    file = tmp_path / "plan.toml"
+    words = ("recommend", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--engine", engine)
+    answer = meshwright(*words, "--save", str(file), "--json").json
+    (change,) = (one for one in answer["changes"] if one["field"] == "kernels.loss")
+    assert (change["from"], change["to"]) == ("chunked", "vocab_parallel")
+    assert "ignores it" in change["why"]
+    assert "engine.ignores-loss" not in [one["rule"] for one in answer["findings"]]
+    assert "loss =" not in file.read_text()  # the default
+    again = meshwright("estimate", str(file), "--json").json
+    assert again["estimate"]["memory_gib"]["total"] == answer["estimate"]["memory_gib"]["total"]
+
+
+def test_a_typed_kernel_stays_and_is_reported(meshwright: Any) -> None:
+    words = ("recommend", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--engine", "fsdp1", "kernels.loss=chunked")
+    answer = meshwright(*words, "--json").json
+    assert not [one for one in answer["changes"] if one["field"] == "kernels.loss"]
+    assert "engine.ignores-loss" in [one["rule"] for one in answer["findings"]]

@@ -99,9 +99,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
     if wanted.get(override.IMAGES) is False and not _names(override.IMAGES, overrides):
         reasons[override.IMAGES] = "the dataset has no images: the language model is trained on text; a new experiment"
     model = model_of(requested) if any(key.startswith("architecture.") for key in wanted) else question.model
-    requested, executed = (
-        _as_executed(requested, model, question, frozenset(wanted)) if recipe is None else (requested, {})
-    )
+    requested, executed = _as_executed(requested, model, question, frozenset(wanted), is_named=recipe is not None)
     requested, fixed = _adapt(requested, model, question, frozenset(wanted))
     fast = recipe is None and question.engine in FAST_ENGINES and not question.benchmark
     if fast and "kernels.compile" not in wanted:
@@ -316,10 +314,17 @@ def _requested_reason(key: str) -> str:
 
 
 def _as_executed(
-    recipe: Recipe, model: ModelSpec, question: Question, keep: frozenset[str]
+    recipe: Recipe, model: ModelSpec, question: Question, keep: frozenset[str], is_named: bool
 ) -> tuple[Recipe, dict[str, str]]:
-    """Return the recipe with ignored layout fields set to what the engine runs, and why, by key."""
+    """Return the recipe with ignored layout fields set to what the engine runs, and why, by key.
+
+    One that the user names keeps its fields. On another engine than its own it has kernels that the engine's files can
+    say: the memory and the time of others are not those of the run.
+    """
+    if is_named and question.recipe_engine == question.engine:
+        return recipe, {}
     found = adapted(recipe, _case(recipe, model, question), keep)
+    found = {key: one for key, one in found.items() if not is_named or key.startswith("kernels.")}
     changed, _ = override.change(recipe, {key: value for key, (value, _why) in found.items()})
     return changed, {key: why for key, (_value, why) in found.items()}
 
