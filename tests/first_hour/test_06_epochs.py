@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.test_data_files import write_megatron, write_shards
 
 from meshwright.engine.epochs import EndedSource, repeat_warning, with_steps
 from meshwright.errors import InputError
@@ -134,3 +135,17 @@ def test_few_passes_are_not_warned_about() -> None:
     assert repeat_warning(recipe, 16, 1) == ""
     assert repeat_warning(recipe, None, 1) == ""
     assert "80 times" in repeat_warning(recipe, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["shards", "megatron"])
+def test_epochs_of_tokenized_data_are_counted_in_tokens(here: Path, meshwright: Any, kind: str) -> None:
+    """A token takes two or four bytes there, not those of text."""
+    documents = [[5] * 400, [6] * 1001]
+    if kind == "shards":
+        write_shards(here / "tokens", documents, 10_000)
+    else:
+        write_megatron(here / "tokens", documents)
+    words = ("recommend", "qwen3-0.6b", "--gpus", "1xH100", "--goal", "pretrain", "--dataset", "tokens")
+    budget = meshwright(*words, "--epochs", "3", "--seq", "128", "train.global_batch_size=2", "--json").json["budget"]
+    assert budget["steps"] == -(-3 * (1400 // 128) // 2)
+    assert "1,401 tokens, 10 packed samples" in budget["tokens_from"]

@@ -234,3 +234,35 @@ def test_the_balancing_loss_that_a_trainer_does_not_add_is_listed(
         assert f"router_aux_loss_coef={coefficient}" in lost["reason"]
     plain = meshwright("export", own, *words, "moe.aux_loss=0").json["unmapped"]
     assert not [one for one in plain if "output_router_logits" in one["reason"]]
+
+
+WINDOWED = {
+    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "head_dim": 128, "vocab_size": 50304, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "sliding_window": 1024,
+}  # fmt: skip
+QWEN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": True}
+GEMMA = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("config", "refusing"),
+    [
+        (QWEN | {"layer_types": [FULL, SLIDING] * 2}, {"torchtitan", "megatron-bridge", "kempnerforge"}),
+        (QWEN | {"max_window_layers": 2}, {"torchtitan", "megatron-bridge", "kempnerforge"}),
+        (QWEN | {"use_sliding_window": False}, set()),
+        (GEMMA | {"layer_types": [SLIDING, FULL] * 2}, {"torchtitan", "kempnerforge"}),
+        (GEMMA | {"layer_types": [FULL, SLIDING] * 2}, {"torchtitan", "megatron-bridge", "kempnerforge"}),
+    ],
+)
+def test_sliding_windows_are_built_or_the_framework_is_refused(
+    meshwright: Any, tmp_path: Path, config: dict[str, Any], refusing: set[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WINDOWED | config))
+    trainers = meshwright("inspect", str(tmp_path / "config.json"), "--json").json["trainers"]
+    refused = {one["name"] for one in trainers if not one["trains"]}
+    assert refused & {"torchtitan", "megatron-bridge", "kempnerforge"} == refusing, trainers
+    for name in sorted(refusing - {"kempnerforge"}):
+        words = ("--goal", "pretrain", "--gpus", "4xA6000", "--to", name)
+        assert meshwright("export", str(tmp_path / "config.json"), *words).code == 2

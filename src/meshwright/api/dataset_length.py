@@ -21,6 +21,7 @@ from meshwright.api.sample_lengths import (
     own_lengths,
     row_count,
     rows_of,
+    stored_tokens,
     tokenized_with,
     untruncated_lengths,
 )
@@ -230,6 +231,12 @@ def _count(recipe: Recipe, engine: Engine = OUR_ENGINE) -> _Counted | None:
     path = Path(data.dataset).expanduser()
     if data.blend:
         return None
+    stored = None if file_access.closed() or recipe.goal != "pretrain" else stored_tokens(path)
+    if stored is not None:
+        tokens = (1 - data.validation_part) * stored
+        samples = max(int(tokens - 1) // data.seq_length, 1)  # the last token is a target only
+        rest = ", without the part that is held out" if data.validation_part else ""
+        return _Counted(samples, f"{stored:,} tokens, {_packed(samples)}{rest}", tokens)
     if file_access.closed() or not path.exists():
         published = _published_count(recipe)
         return published if published or file_access.closed() else _count_of_several(recipe, engine)

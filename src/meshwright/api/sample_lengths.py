@@ -46,6 +46,19 @@ def untruncated_lengths(recipe: Recipe) -> Any | None:
     return None if found is None else np.maximum(found / bytes_per_token(recipe), 1.0)
 
 
+def stored_tokens(path: Path) -> int | None:
+    """Return the tokens of data that are tokenized already: a folder of shards, or Megatron's pair of files."""
+    from meshwright.engine.data import megatron_files, shards
+
+    prefix = megatron_files.megatron_prefix(path)
+    try:
+        if prefix is not None:
+            return megatron_files.token_count(prefix)
+        return shards.read_manifest(path).tokens if shards.is_shard_folder(path) else None
+    except (InputError, OSError):  # train reports damaged files
+        return None
+
+
 def tokenized_with(recipe: Recipe) -> str:
     """Return the tokenizer that own_lengths counts with; empty if it estimates."""
     return _local_tokenizer(recipe) if _token_lengths(recipe) is not None else ""

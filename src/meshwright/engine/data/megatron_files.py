@@ -79,6 +79,12 @@ def megatron_prefix(path: Path) -> Path | None:
     return prefix if both else None
 
 
+def token_count(prefix: Path) -> int:
+    """Return the number of tokens of a pair of files, from their header and size."""
+    dtype, _, _ = _header(Path(f"{prefix}.idx"))
+    return Path(f"{prefix}.bin").stat().st_size // dtype.itemsize
+
+
 def open_megatron(prefix: Path) -> MegatronFile:
     """Open and validate a pair of files."""
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.models import ModelSpec
+from meshwright.models import Attention, ModelSpec
 
 BRIDGED = """
     BailingMoeV2ForCausalLM DeciLMForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV4ForCausalLM
@@ -24,3 +24,27 @@ BRIDGED_SHOWN = "Llama, Qwen2, Qwen3, Mistral, Gemma, DeepSeek, GLM, gpt-oss, Ne
 def is_bridged(model: ModelSpec) -> bool:
     """Return whether AutoBridge builds a model of this architecture."""
     return model.hf_class in BRIDGED.split()
+
+
+READS_WINDOWS = """
+    DeepseekV4ForCausalLM Exaone4_5_ForConditionalGeneration ExaoneMoeForCausalLM Gemma4ForCausalLM
+    Gemma4ForConditionalGeneration MiMoV2FlashForCausalLM Step3p5ForCausalLM Step3p7ForConditionalGeneration
+"""
+"""Classes whose bridge reads the window of every layer from the config."""
+FULL_EVERY = {
+    "MistralForCausalLM": 0,
+    "Gemma2ForCausalLM": 2,
+    "GptOssForCausalLM": 2,
+    "Gemma3ForCausalLM": 6,
+    "Gemma3ForConditionalGeneration": 6,
+}
+"""Classes whose bridge has a pattern of its own: every how many layers one has full attention; 0 for none."""
+
+
+def loses_windows(model: ModelSpec) -> bool:
+    """Return whether AutoBridge builds other sliding windows than the model has; most bridges read none."""
+    windows = [bool(layer.mixer.window) for layer in model.layers if isinstance(layer.mixer, Attention)]
+    if not any(windows) or model.hf_class in READS_WINDOWS.split():
+        return False
+    every = FULL_EVERY.get(model.hf_class)
+    return every is None or windows != [not every or place % every != 0 for place in range(1, len(windows) + 1)]

@@ -18,7 +18,7 @@ from meshwright.frameworks.environment import REFERENCE, required_variables, var
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import is_hub_id, needs_converted, shell_word
 from meshwright.frameworks.megatron_bridge import bridge_recipes
-from meshwright.frameworks.megatron_bridge.bridged import BRIDGED_SHOWN, is_bridged
+from meshwright.frameworks.megatron_bridge.bridged import BRIDGED_SHOWN, is_bridged, loses_windows
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.settings import (
     Difference,
@@ -253,6 +253,9 @@ def _as_python(
     if not is_bridged(model):
         reason = f"Megatron-Bridge has no bridge for {model.hf_class or model.model_type}; it has {BRIDGED_SHOWN}"
         raise InputError(reason, field="model", value=model.name)
+    if loses_windows(model):
+        reason = f"Megatron-Bridge's bridge of {model.hf_class} does not build the sliding windows that its config has"
+        raise InputError(reason, field="model", value=model.name, fix=("--to megatron-lm",))
     if path:
         config = "it" if path.endswith(".json") else "its config.json"
         notes = [*notes, f"{path} must be there where the job runs: {config} gives the shape"]

@@ -63,8 +63,13 @@ def _mixers(model: ModelSpec) -> dict[str, Any]:
     if any(linear):
         flags |= {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": format_pattern(linear)}
     windows = [mixer.window for mixer in mixers if isinstance(mixer, Attention)]
-    width = next((window for window in windows if window), None)
-    if width:
+    widths = list(dict.fromkeys(window for window in windows if window))
+    if len(widths) > 1:
+        reason = (
+            f"Megatron-LM's --window-size is one for all layers, and this model has {' and '.join(map(str, widths))}"
+        )
+        raise _unsupported(model, reason)
+    for width in widths:
         flags["window_size"] = f"{width - 1},0"
         if not all(windows):
             flags["window_attn_skip_freq"] = format_pattern([bool(window) for window in windows])

@@ -41,7 +41,7 @@ def own_flavor(recipe: Recipe, model: ModelSpec) -> OwnFlavor:
     """Return the flavor of a model in llama3 or qwen3 of torchtitan 0.2.2; raise InputError if neither computes it."""
     changed = bool(sizes(recipe)) or any(True for _ in own_numbers(recipe))
     flavor = re.sub(r"\W+", "_", model.name).strip("_") + ("_own" if changed else "")
-    layers = {(type(layer.mixer), type(layer.ffn)) for layer in model.layers}
+    layers = {(layer.mixer, layer.ffn) for layer in model.layers}
     first = model.layers[0]
     mixer, ffn, numbers = first.mixer, first.ffn, numerics_for(recipe)
     if model.model_type in FAMILY and len(layers) > 1:
