@@ -114,9 +114,8 @@ def test_paths_are_those_of_the_folder_in_which_the_program_starts(
 ) -> None:
     """The current folder has files of the same names, which the program does not open."""
     words = "--model_name_or_path meta-llama/Llama-3.2-1B --train_file chats.jsonl --tokenizer_name ./tok"
-    (folder / "run.slurm").write_text(
-        f"torchrun --nproc_per_node 4 run_clm.py {words} --max_steps 9 --per_device_train_batch_size 1\n"
-    )
+    words += " --max_steps 9 --per_device_train_batch_size 1"
+    (folder / "run.slurm").write_text(f"torchrun --nproc_per_node 4 run_clm.py {words}\n")
     (folder / "run_clm.py").write_text("from transformers import Trainer\n")
     for path in (folder / "other.jsonl", Path("chats.jsonl")):
         path.write_text((folder / "chats.jsonl").read_text())
@@ -129,3 +128,101 @@ def test_paths_are_those_of_the_folder_in_which_the_program_starts(
     assert ("./tok is not on this machine" in answer.err) is not is_there
     if not is_there:
         assert f"the job looks for it in {folder}: write its full path" in answer.err
+
+
+DEEPSPEED = (
+    """{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}"""
+)
+COMMAND = "torchrun --nproc_per_node 4 PROGRAM --model_name_or_path meta-llama/Llama-3.2-1B --train_file chats.jsonl"
+COMMAND += " --deepspeed ds.json --output_dir out --max_steps 9 --per_device_train_batch_size 1 --bf16\n"
+
+
+def command(folder: Path, program: str = "run_clm.py", before: str = "") -> None:
+    """Write a script that starts a program, which need not be here."""
+    (folder / "ds.json").write_text(DEEPSPEED)
+    (folder / "run_clm.py").write_text("from transformers import Trainer\n")
+    (folder / "pkg").mkdir()
+    (folder / "pkg/train.py").write_text("from transformers import Trainer\n")
+    (folder / "run.slurm").write_text(f"{before}{COMMAND.replace('PROGRAM', program)}")
+
+
+@pytest.mark.parametrize(
+    ("program", "before", "start"),
+    [
+        ("-m pkg.train", "", "HERE"),
+        ("/home/me/sft.py", "cd /scratch/me/run\n", "/scratch/me/run"),
+        ("run_clm.py", "cd /scratch/me/run\n", "/scratch/me/run"),
+        ("missing.py", "", ""),
+        ("/home/me/sft.py", "", ""),
+        ("-m trl.scripts.sft", "", ""),
+    ],
+)
+def test_a_job_starts_a_program_that_is_elsewhere_as_its_script_does(
+    meshwright: Any, folder: Path, program: str, before: str, start: str
+) -> None:
+    command(folder, program, before)
+    answer = meshwright("launch", "finetune/run.slurm", *SLURM, "jobs")
+    assert answer.code == 0, answer.err
+    job = Path("jobs/run.sbatch").read_text()
+    config = Path("jobs/ds_config.json").resolve()
+    assert f"--deepspeed {config} " in job
+    assert f"cd {config.parent} " not in job
+    if start:
+        start = start.replace("HERE", str(folder))
+        assert f"\ncd {start} || exit 2\n" in job
+        assert f" starts in {start}, as finetune/run.slurm starts it" in answer.err
+        is_here = start == str(folder)
+        assert f"--train_file {f'{folder}/' if is_here else ''}chats.jsonl " in job
+    else:
+        assert "\ncd " not in job  # sbatch starts it in the folder of submission
+        assert "run sbatch in the folder" in answer.err
+
+
+@pytest.mark.parametrize(("image", "option"), [("x.sqsh", "--container-workdir="), ("x.sif", "--pwd ")])
+def test_a_container_starts_the_program_in_its_folder(meshwright: Any, folder: Path, image: str, option: str) -> None:
+    command(folder)
+    answer = meshwright("launch", "finetune/run.slurm", *SLURM, "jobs", "--image", image)
+    job, jobs = Path("jobs/run.sbatch").read_text(), Path("jobs").resolve()
+    assert f"{option}{folder} " in job
+    assert f"{folder}:{folder}" in job
+    assert f"{jobs}:{jobs}" in job
+    assert f"{folder}/run_clm.py --model_name_or_path" in job
+    assert f"--deepspeed {jobs}/ds_config.json " in job
+    assert f"run_clm.py starts in {folder}" in answer.err
+
+
+def test_a_container_of_the_script_names_the_folder(meshwright: Any, folder: Path) -> None:
+    command(folder, before="srun --container-image=x.sqsh --container-mounts=$PWD:/work --container-workdir=/work ")
+    answer = meshwright("launch", "finetune/run.slurm", *SLURM, "jobs", "--image", "x.sqsh")
+    assert "--mount '$PWD:/work' mounts what its container has" in answer.err
+    job = Path("jobs/run.sbatch").read_text()
+    assert "--container-workdir=/work " in job
+    assert "/work:/work" not in job
+    assert " run_clm.py --model_name_or_path meta-llama/Llama-3.2-1B --train_file chats.jsonl " in job
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "starts", "config"),
+    [
+        (("kubernetes", "--image", "x"), "workingDir: /opt/proj\n", "- /meshwright/ds_config.json\n"),
+        (("skypilot",), "  cd /opt/proj\n", "--deepspeed /tmp/meshwright_files/ds_config.json "),
+    ],
+)
+def test_a_machine_elsewhere_starts_the_program_in_the_named_folder(
+    meshwright: Any, folder: Path, scheduler: tuple[str, ...], starts: str, config: str
+) -> None:
+    command(folder)
+    Path("chats.jsonl").write_text((folder / "chats.jsonl").read_text())
+    words = ("launch", "finetune/run.slurm", "--scheduler", *scheduler, "--gpus", "4xA100-80", "--write")
+    unknown = meshwright(*words, "unknown")
+    assert "run_clm.py does not start where finetune/run.slurm starts it: add --framework-dir PATH" in unknown.err
+    named = meshwright(*words, "jobs", "--framework-dir", "/opt/proj")
+    assert named.code == 0, named.err
+    assert "does not start where" not in named.err
+    assert "(--deepspeed)" not in named.err
+    assert "(data)" not in named.err
+    job = Path("jobs/run.yaml").read_text()
+    assert starts in job
+    assert config in job
+    assert "/opt/proj/run_clm.py" in job
+    assert str(folder) not in job

@@ -26,17 +26,16 @@ from meshwright.api.job_notes import (
     without_arguments_of,
 )
 from meshwright.api.requests import Export
+from meshwright.api.started_programs import StartedProgram, started_program
 from meshwright.choices import Scheduler
 from meshwright.errors import MeshwrightError
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.launch_checks import imported_launch
-from meshwright.frameworks.trainer_files import started_program
+from meshwright.frameworks.trainer_files import started_program as started_file
 from meshwright.frameworks.trainer_resume import RESUME, not_resumed
-from meshwright.frameworks.types import Program
 from meshwright.launch import build_job, config_paths, container_paths, other_frameworks, user_setup
 from meshwright.launch.build_job import FileRepair, LaunchRequest
 from meshwright.launch.job import RESUMES, find_scheduler
-from meshwright.launch.start_folder import config_note, start_folder
 from meshwright.recipes.types import Recipe
 
 SAVE_EVERY = "checkpoint.save_every"
@@ -98,15 +97,6 @@ class SavingExport(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class StartedProgram(NamedTuple):
-    """A program as the job starts it, the checkout it is started from if that is known, and notes."""
-
-    program: Program
-    framework_dir: str | None
-    notes: tuple[str, ...]
-    start: str = ""  # folder of the user's program, in which its own script starts it
-
-
 class ConvertedRows(NamedTuple):
     """Converted data: files of the job, files that the user copies, and notes."""
 
@@ -126,7 +116,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
         print_notes(exported.checked)
     step_s = float(exported.checked.estimate.step_s)
     exported, data, changed, save_notes = _with_save_interval(launch, exported, data, step_s)
-    started = _started_program(launch, exported)
+    started = started_program(launch, exported)
     exported = without_arguments_of(started.program, exported)
     storage = storage_note(exported)
     job = build_job.exported(exported.written, exported.checked)
@@ -134,7 +124,8 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
     if launch.requeued:
         recipe = other_frameworks.with_time_to_save(recipe, launch.framework, step_s, changes)
     restart, restart_notes = _restart(launch, exported)
-    recipe = other_frameworks.with_full_paths(recipe, _path(started.start))
+    if launch.local and (started.is_here or not started.start):
+        recipe = other_frameworks.with_full_paths(recipe, _path(started.start))
     about_data = _about_data(recipe, started) if dataset else ()
     rows = _converted_rows(launch, data, recipe.data.dataset)
     if data and not launch.local:
@@ -169,6 +160,7 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
         ),
         python_path=other_frameworks.CHECKOUTS[launch.framework].python_path,
         start=started.start,
+        where_submitted=started.where_submitted,
         restart=restart,
     )
 
@@ -203,46 +195,6 @@ def _with_save_interval(
     return SavingExport(exported, data, changed, (*changed, note))
 
 
-def _started_program(launch: FrameworkLaunch, exported: Exported) -> StartedProgram:
-    """Return the program with the arguments of the job: full paths, saving on a signal, its checkout."""
-    program, files, source = exported.written.program, exported.written.files, exported.job.imported
-    framework, framework_dir = launch.framework, launch.request.framework_dir
-    on_nodes = launch.local and not launch.request.image  # not in a container, which has paths of its own
-    notes: tuple[str, ...] = ()
-    start = _start_folder(launch, exported) if on_nodes else None
-    if launch.folder and source is not None and source.settings.parsed.program.argv:
-        program = other_frameworks.with_full_arguments(program, source.content.folder, files, start)
-        if start is not None:
-            notes = config_note(source.settings.parsed.program, program, files, start, launch.folder)
-    if launch.requeued:
-        program = other_frameworks.saving_on_signal(program, framework, files)
-        notes += other_frameworks.planned_exit_notes(program)
-    if framework_dir is None and on_nodes and source is not None and source.framework.name == framework:
-        place = other_frameworks.script_folder(source.content, program, files)
-        if place is not None:
-            framework_dir = str(place.value)
-            notes += (f"--framework-dir {framework_dir}: {source.content.path} starts the program there",)
-    if framework_dir is None and start is not None and source is not None:
-        framework_dir = str(start)
-        notes += (f"{program.argv[0]} starts in {start}, as {source.content.path} starts it: relative paths are there",)
-    if framework_dir is None:
-        missing = other_frameworks.missing_checkout(program, framework, launch.scheduler, files)
-        return StartedProgram(program, None, (*notes, *missing))
-    program, found = other_frameworks.in_checkout(program, framework, framework_dir, files, local=on_nodes)
-    is_users = on_nodes and framework in ARGUMENTS_FILE and exported.written.program.argv[0] not in files
-    return StartedProgram(program, framework_dir, (*notes, *found), program.checkout if is_users else "")
-
-
-def _start_folder(launch: FrameworkLaunch, exported: Exported) -> Path | None:
-    """Return the folder of the user's own program, as its script starts it; with --framework-dir it is that one."""
-    source, written = exported.job.imported, exported.written
-    if source is None or source.framework.name != launch.framework or not launch.folder:
-        return None
-    if launch.request.framework_dir is not None:
-        return Path(launch.request.framework_dir).expanduser().resolve()
-    return start_folder(launch.framework, source.content, written.program, written.files)
-
-
 def _restart(launch: FrameworkLaunch, exported: Exported) -> tuple[str, tuple[str, ...]]:
     """Return what the user's own program does when its job is started again, and a warning if it does not resume."""
     source, program = exported.job.imported, exported.written.program
@@ -252,7 +204,7 @@ def _restart(launch: FrameworkLaunch, exported: Exported) -> tuple[str, tuple[st
     content = source.content
     is_code = content.format == "python"
     command = None if is_code else imported_launch(content, source.settings.parsed)
-    if not is_code and (command is None or started_program(content, command.program) is None):
+    if not is_code and (command is None or started_file(content, command.program) is None):
         return f"resumes if your program does ({RESUME})", ()
     found = not_resumed(content, command)
     if found is None:
@@ -288,9 +240,12 @@ def _located(
     source = exported.job.imported
     if not launch.folder or source is None or source.framework.name != launch.framework:
         return config_paths.Located(files, started.program, {}, ())
-    first = Path(started.start)  # else the current folder
-    bases = [first, Path(source.content.folder or "."), *filter(None, [_path(started.framework_dir)])]
-    folder = started.start or str(Path(launch.folder).resolve())
+    start = _path(started.start)
+    if start is not None and not started.is_here:  # nothing is known about its files
+        return config_paths.Located(files, started.program, {}, ())
+    bases = [start or Path(), Path(source.content.folder or "."), *filter(None, [_path(started.framework_dir)])]
+    folder = "the folder where sbatch is run" if started.where_submitted else str(Path(launch.folder).resolve())
+    folder = started.start or folder
     return config_paths.located(files, started.program, source.framework.key_map, bases, folder, notes)
 
 

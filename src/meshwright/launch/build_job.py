@@ -29,9 +29,10 @@ from meshwright.launch.job import (
     find_scheduler,
     refuse_unused,
 )
+from meshwright.launch.kubernetes import FILES as POD_FILES
 from meshwright.launch.kubernetes import on_kubernetes
 from meshwright.launch.other_frameworks import CHECKOUTS, planned_exit
-from meshwright.launch.skypilot import on_skypilot
+from meshwright.launch.skypilot import STARTED_FILES, on_skypilot
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.start_folder import with_full_names
 from meshwright.launch.submit import refuse_submit, submit
@@ -67,13 +68,16 @@ DERIVED = (
     "needs",
     "planned_exit_s",
     "start",
+    "where_submitted",
     "reads",
     "comments",
     "kept_setup",
     "no_save",
     "restart",
 )
-REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
+REMOTE_FOLDERS: Mapping[Scheduler, str] = {"kubernetes": POD_FILES, "skypilot": STARTED_FILES}
+"""Where the files of a job are if its program starts in another folder."""
+REMOTE_FILES = tuple(REMOTE_FOLDERS)  # their machines do not see local files
 
 
 class FileRepair(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +104,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # notes for the user
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
     start: str = ""  # folder in which it starts in place of that of the job
+    where_submitted: bool = False  # it starts where sbatch is run, in place of that folder
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
     needs: str = "meshwright"  # what an image has to contain to run it
     run_s: float = 0.0  # estimated seconds of all steps; 0 if unknown
@@ -277,7 +282,9 @@ def job_of(
     in_image = scheduler == "slurm" and bool(given.get("image"))
     if (in_image or scheduler in ELSEWHERE) and request.engine == "meshwright":
         program = in_container(program, with_out=in_image)
-    if has_local_files and (request.start or scheduler != "slurm"):
+    if request.start and scheduler in REMOTE_FILES:
+        program = with_full_names(program, request.files, REMOTE_FOLDERS[scheduler])
+    if has_local_files and (request.start or request.where_submitted or scheduler != "slurm"):
         # A SLURM job changes to the folder of its files; a command runs in any folder.
         program = with_full_names(program, request.files, folder or "")
         if program.modules:
@@ -288,7 +295,8 @@ def job_of(
             "name": plain_name(request.recipe.name),
             "python": _python(submits, {"setup": request.kept_setup, **given}),
             "folder": str(Path(folder or "").resolve()) if has_local_files else "",
-            "start": request.start if has_local_files else "",
+            "start": request.start if has_local_files or scheduler in REMOTE_FILES else "",
+            "where_submitted": request.where_submitted and has_local_files,
             **given,
             "named": "name" in given,
             "grace_s": math.ceil(request.recipe.checkpoint.grace_s),

@@ -24,6 +24,8 @@ ELSEWHERE = ("kubernetes", "skypilot")  # whose machines have none of the user's
 WEIGHTS = "/weights"  # an example of a folder in a container
 OF_THE_IMAGE = ("bin", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "usr", "var")
 """Folders of the system: a container has its own."""
+OF_THE_PROGRAM = "the program's folder"
+OF_FOLDERS = (OF_THE_PROGRAM, "the framework's checkout", "the tokenizer", "initial weights")
 OF_TRAIN = ("--model", "--dataset", "--out")  # options of our train that may name a path
 
 
@@ -151,7 +153,7 @@ def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
     target = argv[3] if job.finds_ranks and len(argv) > 3 else ""
     inputs = [
         (target, "the recipe"),
-        (job.program.checkout, "the framework's checkout"),
+        (job.program.checkout, OF_THE_PROGRAM if job.start else "the framework's checkout"),
         *((path, "data") for path in (*recipe.data.blend, *recipe.data.anneal_blend, recipe.data.dataset)),
         (recipe.data.validation, "data"),
         (recipe.data.chat_template, "the chat template"),
@@ -159,16 +161,21 @@ def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
         (recipe.data.tokenizer, "the tokenizer"),
         (recipe.checkpoint.pretrained, "initial weights"),
     ]
+    is_there = bool(job.start) and not _is_here(job.start)  # where relative paths are looked up
     for name, what in inputs:
-        path = name if file_access.closed() or what == "the recipe" else full_path(name, bare=what != "the model")
+        path = (
+            name
+            if file_access.closed() or is_there or what == "the recipe"
+            else full_path(name, bare=what != "the model")
+        )
         if path.startswith("/"):  # data may be a file, or a prefix of .bin and .idx files: their folder
-            folder = _folder(path, is_folder=what in ("the framework's checkout", "the tokenizer", "initial weights"))
+            folder = _folder(path, is_folder=what in OF_FOLDERS)
             yield Needed(folder, what, what == "data" or _is_here(folder))
     out = _checkpoints(recipe, job)
     if out.startswith("/"):
         yield Needed(out, "checkpoints", True)
     for path, what in (*job.reads.items(), *_command_paths(job.program)):
-        if path != target and _is_mountable(path):
+        if path != target and PurePosixPath(path).name not in job.files and _is_mountable(path):
             folder = _folder(path, is_folder=not PurePosixPath(path).suffix)
             yield Needed(folder, what, _is_here(folder))
 

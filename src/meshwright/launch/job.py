@@ -84,6 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}  # files that the program reads from its working folder
     folder: str = ""  # folder of those files on the nodes
     start: str = ""  # folder in which the program starts in place of that one
+    where_submitted: bool = False  # the program starts where sbatch is run, or where the kept setup changes to
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
     advised: tuple[Variable, ...] = ()  # required by the engine
     env: Mapping[str, str] = {}  # set by the user

@@ -120,7 +120,7 @@ def _pod(
                 "name": container,
                 "image": job.image,
                 "command": _command(job, options),
-                **({"workingDir": FILES} if job.files else {}),
+                **({"workingDir": job.start or FILES} if job.start or job.files else {}),
                 "env": [*env, *({"name": one.name, "value": _literal(str(one.value))} for one in required)],
                 **more,
                 **({"resources": resources} if resources else {}),

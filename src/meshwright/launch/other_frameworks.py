@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.job_folders import changed_folder
 from meshwright.frameworks.shell.containers import container_of
 from meshwright.frameworks.trainer_fields import DATASETS
 from meshwright.frameworks.types import Program, ProgramArguments, Settings, SourcedValue
@@ -181,7 +182,12 @@ def with_full_arguments(
 def started_elsewhere(
     program: Program, folder: Path | None, own: Collection[str], start: Path | None = None
 ) -> tuple[Program, tuple[str, ...]]:
-    """Return the user's program with the full paths of its script and arguments, and a note on a script not here."""
+    """Return the user's program with the full paths of its script and arguments, and a note on a script not here.
+
+    Of a `start` that is not on this machine nothing is known: relative paths stay.
+    """
+    if start is not None and not start.is_dir():
+        return program, ()
     found = with_full_arguments(program, folder, own, start)
     script = full_path(found.argv[0], bare=False, folder=folder, start=start)
     relative = script.endswith(".py") and not script.startswith("/") and "$" not in script
@@ -224,9 +230,7 @@ def script_folder(content: Content, program: Program, files: Collection[str]) ->
         path = str(launch.program.value)
         if not launch.program.unresolved and path.startswith("/") and path.endswith(f"/{start}"):
             return msgspec.structs.replace(launch.program, value=path.removesuffix(f"/{start}") or "/")
-    moves = [one.words for one in content.script.commands if one.words and one.words[0].value in ("cd", "pushd")]
-    words = moves[-1] if moves else ()
-    found = words[1] if len(words) == 2 else None
+    found = changed_folder(content)
     is_known = found is not None and not found.unresolved and str(found.value).startswith("/")
     return found if is_known else None
 

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.initial_weights import shell_word
 from meshwright.launch import commands, values
 from meshwright.launch.artifacts import Launch
 from meshwright.launch.commands import Shell, joined
@@ -13,6 +14,7 @@ from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
 
 FILES = "~/meshwright_files"  # folder of the job's files on every node
+STARTED_FILES = "/tmp/meshwright_files"  # of a program that starts in another folder and names them by full paths
 INSTALL = "add --setup with the commands that install it and torch, or --image with both"
 # GPUs with another name in SkyPilot; those with the same name; others are not available there.
 NAMES = {"A100-40": "A100", "A100-80": "A100-80GB"}
@@ -63,7 +65,7 @@ def _file_mounts(job: Job) -> dict[str, Any]:
             raise InputError("cannot have options on SkyPilot", field="--mount", value=":".join(mount), fix=fix)
         bucket = {"source": mount.source, "mode": "MOUNT"}  # mounted for writing, not copied
         found[mount.path] = bucket if "://" in mount.source else mount.source
-    found |= {f"{FILES}/{name}": f"./{name}" for name in job.files}
+    found |= {f"{STARTED_FILES if job.start else FILES}/{name}": f"./{name}" for name in job.files}
     return {"file_mounts": found} if found else {}
 
 
@@ -77,4 +79,5 @@ def _run(job: Job) -> str:
     head, rank = Shell('"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'), Shell('"$SKYPILOT_NODE_RANK"')
     command = commands.torchrun(job, *commands.fixed_rank(job, head, str(job.port), rank), restarts=False)
     unset = [f"unset {one.name}" for one in commands.required_variables(job) if one.value is None]
-    return "\n".join([*([f"cd {FILES}"] if job.files else []), *unset, joined(command)]) + "\n"
+    folder = shell_word(job.start, {}) if job.start else FILES if job.files else ""
+    return "\n".join([*([f"cd {folder}"] if folder else []), *unset, joined(command)]) + "\n"

@@ -130,15 +130,16 @@ def _limit(job: Job) -> list[str]:
 
 def _folder(job: Job) -> list[str]:
     lines = [f"mkdir -p {shell_word(one, {})} || exit 2  # mounted into the container" for one in job.makes]
-    start = job.start or job.folder
-    lines += [f"cd {shell_word(start, {})} || exit 2"] if start else []
+    start = job.folder if job.image else job.start or job.folder  # a container has an option for it
+    lines += [f"cd {shell_word(start, {})} || exit 2"] if start and not job.where_submitted else []
     script = job.program.argv[0]
     known = bool(job.folder) or script.startswith("/")  # otherwise the folder of submission decides
     if not known or job.finds_ranks or job.image or script.startswith("-") or script in job.files:
         return lines
     wrong = f"meshwright: there is no {script} on this node: check its path, or "
     if _in_submit_folder(job):
-        lines = ['checkout="${SLURM_SUBMIT_DIR:-$PWD}"  # the folder where sbatch was run', *lines]
+        place = "$PWD" if job.where_submitted else "${SLURM_SUBMIT_DIR:-$PWD}"
+        lines = [f'checkout="{place}"  # the folder where sbatch was run', *lines]
         wrong = f"meshwright: there is no {script} in the folder where sbatch was run: run it in a checkout, or "
     message = shlex.quote(f"{wrong}write the job with --framework-dir PATH")
     return [*lines, f"[ -f {_script(job)} ] || {{ echo {message} >&2; exit 2; }}"]
@@ -251,8 +252,8 @@ def _container(job: Job) -> list[str]:
     if not job.image:
         return []
     # The job's folder has the files that the program reads and, relative to it, the checkpoints.
-    inside, image = job.folder, images.for_container(job.image, job.container_kind)
-    places = (*job.mounts, *(f"{one}:{one}" for one in (*job.binds, inside) if one))
+    inside, image = job.start or job.folder, images.for_container(job.image, job.container_kind)
+    places = (*job.mounts, *(f"{one}:{one}" for one in (*job.binds, job.folder) if one))
     if job.container_kind == "pyxis":
         mounts = [_expanded(f"--container-mounts={','.join(places)}")] if places else []
         return [f"--container-image={image}", *mounts, *([f"--container-workdir={inside}"] if inside else [])]

@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.file_import import ImportedFile
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.job_folders import job_folders
+from meshwright.frameworks.job_folders import changed_folder, job_folders
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.patch_program import named_config
 from meshwright.frameworks.script_folders import is_file
@@ -20,15 +20,32 @@ from meshwright.frameworks.types import Program, ProgramArguments
 
 
 def start_folder(framework: str, content: Content, program: Program, files: Collection[str]) -> Path | None:
-    """Return the folder of this machine in which the user's script starts its own program; None if it is not here.
+    """Return the folder in which the user's script starts its own program; None if it is not known here.
 
-    Programs of a framework's checkout start in the folder of the job, where its configs are.
+    An absolute folder to which the script changes may be one of another machine. Programs of a framework's
+    checkout start in the folder of the job, where its configs are.
     """
-    script = program.argv[0]
-    is_own = framework in ARGUMENTS_FILE and script not in files and not script.startswith(("-", "/", "$"))
-    if not is_own or file_access.closed():
+    if not is_own(framework, program, files) or file_access.closed():
         return None
+    moved = changed_folder(content)
+    stated = Path(str(moved.value)) if moved is not None and not moved.unresolved else Path()
+    if stated.is_absolute() and not stated.is_dir():
+        return stated
+    script = _file_of(program)
+    if Path(script).is_absolute():
+        return stated if stated.is_absolute() else None
     return next((one.resolve() for one in job_folders(content, script) if is_file(one / script)), None)
+
+
+def is_own(framework: str, program: Program, files: Collection[str]) -> bool:
+    """Return whether a program is the user's own, not one of a framework or of an export."""
+    return framework in ARGUMENTS_FILE and program.argv[0] not in files and "$" not in program.argv[0]
+
+
+def _file_of(program: Program) -> str:
+    """Return the file of a program; a module is one of the folder in which it starts, unless it is installed."""
+    is_module = program.argv[0] == "-m" and len(program.argv) > 1
+    return f"{program.argv[1].replace('.', '/')}.py" if is_module else program.argv[0]
 
 
 def start_of(own: ImportedFile | None) -> Path | None:

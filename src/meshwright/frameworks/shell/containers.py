@@ -13,6 +13,7 @@ from meshwright.frameworks.types import SourcedValue
 
 TOOLS = ("apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "kubectl")
 APPTAINER = ("apptainer", "singularity")  # two names of one tool
+FOLDERS = ("pwd", "cwd")  # their options that set the working folder
 PYXIS = ("container-", "no-container-")  # srun's options
 
 
@@ -23,6 +24,7 @@ class Container(msgspec.Struct, frozen=True):
     words: str
     image: str
     mounts: tuple[str, ...]  # SOURCE:/PATH, or SOURCE for both
+    folder: str = ""  # in which it starts the program, if the script sets it
 
 
 def container_of(script: Script) -> Container | None:
@@ -43,7 +45,8 @@ def _pyxis(options: Mapping[str, SourcedValue], start: str = "srun") -> Containe
         return None
     words = " ".join(f"--{name}={text}" if text else f"--{name}" for name, text in texts.items())
     mounts = texts.get("container-mounts", "").split(",")
-    return Container("pyxis", f"{start} {words}", texts.get("container-image", ""), tuple(filter(None, mounts)))
+    folder = texts.get("container-workdir", "")
+    return Container("pyxis", f"{start} {words}", texts.get("container-image", ""), tuple(filter(None, mounts)), folder)
 
 
 def _tool(tool: str, options: Mapping[str, SourcedValue]) -> Container | None:
@@ -53,7 +56,8 @@ def _tool(tool: str, options: Mapping[str, SourcedValue]) -> Container | None:
     is_apptainer = tool in APPTAINER
     words = f"{tool} exec --bind {binds} {image}" if is_apptainer and binds else f"{tool} {image}".strip()
     mounts = tuple(filter(None, binds.split(","))) if is_apptainer else ()
-    return Container("apptainer" if is_apptainer else "", words, image, mounts)
+    folder = next((_text(options[name]) for name in FOLDERS if name in options), "") if is_apptainer else ""
+    return Container("apptainer" if is_apptainer else "", words, image, mounts, folder)
 
 
 def _text(one: SourcedValue) -> str:
