@@ -85,7 +85,7 @@ def explain_missing(
         yield finding if explained else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case, typed, options))
 
 
-def _no_fix(finding: Finding, case: Case, typed: Collection[str], options: Sequence[str]) -> str:
+def _no_fix(finding: Finding, case: Case, typed: Collection[str], options: Sequence[str] = ()) -> str:
     if finding.severity != "error":
         return "no setting resolves it without breaking another rule"
     rule = rules.all_rules()[finding.rule]
