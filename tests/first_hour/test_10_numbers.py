@@ -131,6 +131,21 @@ def test_a_batch_that_is_small_for_the_budget_is_said(meshwright: Any) -> None:
     assert about_the_batch("1B") == []
 
 
+def test_a_batch_that_is_large_for_the_budget_is_said(meshwright: Any) -> None:
+    words = ("recommend", "llama3.2-1b", "--gpus", "8xH100", "--seq", "8k", "--json", "--tokens")
+
+    def about_the_batch(*more: str, goal: str = "pretrain") -> list[str]:
+        found = meshwright(*words, *more, "--goal", goal).json
+        return [note for note in found["budget"]["notes"] if "batch" in note]
+
+    (note,) = about_the_batch("20B", "train.global_batch_size=1024")
+    assert "8,388,608 tokens is large for 20B tokens: 2,385 steps" in note
+    batch = note.split("train.global_batch_size=")[1].split(" ")[0]
+    assert about_the_batch("20B", f"train.global_batch_size={batch}") == []
+    assert about_the_batch("200B", "train.global_batch_size=1024") == []
+    assert about_the_batch("20B", "train.global_batch_size=1024", goal="cpt") == []
+
+
 def test_a_large_pipeline_bubble_is_a_finding_whose_fix_lowers_it(meshwright: Any) -> None:
     words = ("estimate", "llama3_8b_peft_config", "--gpus", "12xL40S", "layout.pp=3", "layout.cp=2")
     words = (*words, "layout.stage_layers=[11,11,10]", "layout.recompute=full")

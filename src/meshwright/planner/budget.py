@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import ceil, log2
+from math import ceil, floor, log2
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ MANY_STEPS = 2_000_000
 (GPT-3 and Pythia 0.15, Llama 2 0.5, DeepSeek-V3 0.25, OLMo 2 7B 0.93, Llama 3 405B 1.2)."""
 FEW_STEPS = 100_000  # the fewest of those: no larger batch is suggested that leaves fewer
 USUAL_STEPS = 500_000
+TOO_FEW_STEPS, ENOUGH_STEPS = 5_000, 20_000  # of a pretraining from scratch whose batch could be smaller
+LARGE_BATCH, USUAL_BATCH = 2**20, 2**19  # tokens per step: less is never called large, or suggested
 SAME_LENGTH = 0.01  # relative difference of steps that is only rounding
 MAX_STEP_TOKENS = 16 * 2**20  # about the largest published
 SAVE_GAIN = 0.002  # of the time: what another checkpoint interval must gain to be named
@@ -276,26 +278,31 @@ def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
         hint = "a smaller train.global_batch_size makes steps of them" if counted else f"write {count}B for billions"
         return (f"{count} tokens are less than one step of {per_step:,}; {hint}",)
     if steps > MANY_STEPS:
-        return (_small_batch_note(case, tokens, steps),)
+        wanted = min(2 ** ceil(log2(tokens / USUAL_STEPS)), MAX_STEP_TOKENS)
+        return (_batch_note(case, tokens, "small", "published runs take 0.1 to 1.2 million", wanted),)
     if steps <= case.warmup_steps:
         return (
             f"{short_number(tokens)} tokens are {plural(steps, 'step')} of {per_step:,} tokens, fewer than the "
             f"recipe's warmup of {case.warmup_steps:,}: set schedule.warmup_steps={short_warmup(steps)} or a "
             "smaller batch",
         )
+    if case.goal == "pretrain" and not case.recipe.checkpoint.pretrained:
+        wanted = max(2 ** floor(log2(tokens / ENOUGH_STEPS)), USUAL_BATCH)
+        if steps < TOO_FEW_STEPS and per_step > max(LARGE_BATCH, wanted):
+            return (_batch_note(case, tokens, "large", "a smaller batch learns more from so few tokens", wanted),)
     return ()
 
 
-def _small_batch_note(case: Case, tokens: float, steps: int) -> str:
+def _batch_note(case: Case, tokens: float, size: str, why: str, wanted: int) -> str:
+    """Return that a batch is small or large for a budget, and one of about the wanted tokens with its learning rate."""
     per_step = int(case.global_batch_size * case.seq_length)
-    wanted = min(2 ** ceil(log2(tokens / USUAL_STEPS)), MAX_STEP_TOKENS)
     batch = divided_batch(max(wanted // int(case.seq_length), 1), case.cluster.world)
-    larger = batch * int(case.seq_length)
+    other, steps = batch * int(case.seq_length), ceil(tokens / per_step)
     now, lr = float(case.lr), lr_of_batch(case, batch)
     rate = f"lr {now:g} stays" if lr == now else f"lr {now:g} with sqrt scaling"
     words = f"train.global_batch_size={batch}" + ("" if lr == now else f" optimizer.lr={lr:g}")
     return (
-        f"the recipe's batch of {per_step:,} tokens is small for {short_number(tokens)} tokens: "
-        f"{plural(steps, 'step')}; published runs take 0.1 to 1.2 million. Speed per GPU and cost change with it: try "
-        f"{words} ({larger:,} tokens, {plural(ceil(tokens / larger), 'step')}; {rate})"
+        f"the recipe's batch of {per_step:,} tokens is {size} for {short_number(tokens)} tokens: "
+        f"{plural(steps, 'step')}; {why}. Speed per GPU and cost change with it: try "
+        f"{words} ({other:,} tokens, {plural(ceil(tokens / other), 'step')}; {rate})"
     )
