@@ -206,7 +206,7 @@ def save_recipe(plan: Plan, path: str, comments: Sequence[str] = ()) -> None:
         raise InputError("must end in .toml", field="save", value=path, fix=(f"--save {Path(path).stem}.toml",))
     named = msgspec.structs.replace(plan.recipe, name=Path(path).stem, engine=plan.question.engine)
     text = "".join(f"# {' '.join(one.split())}\n" for one in comments)
-    write_text(path, text + files.to_text(named, "toml"), "save")
+    write_text(path, text + files.to_text(files.with_relative_cluster(named, Path(path).parent), "toml"), "save")
 
 
 def save_files(contents: Mapping[str, str], folder: str) -> tuple[str, ...]:

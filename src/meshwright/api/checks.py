@@ -19,6 +19,7 @@ from meshwright.api.engine_configs import CONFIGS, exported_for
 from meshwright.api.inputs import command_words
 from meshwright.api.length_notes import length_notes
 from meshwright.api.questions import load_calibration
+from meshwright.api.recipe_cluster import cluster_for
 from meshwright.api.resolve import model_named
 from meshwright.api.suppression import suppressed
 from meshwright.api.targets import file_of, job_for
@@ -226,7 +227,7 @@ def check_recipe(
     engine = one_of("engine", engine, ENGINES)
     kept, auto = override.split_auto(overrides)
     changed = override.apply(planner.with_engine_strategy(recipe, engine), kept)
-    cluster = clusters.cluster(str(gpus) if gpus is not None else changed.cluster)
+    cluster = clusters.cluster(cluster_for(changed, gpus, content))
     if auto:
         spec = model or model_of(changed)
         changed = planner.with_fastest_micro_batch(Case(changed, spec, cluster, engine=engine))  # type: ignore[arg-type]

@@ -44,6 +44,6 @@ def _counted(target: str, gpus: str, framework: str | None) -> str:
     job = own_jobs.read(content) if content is not None and content.format == "shell" else None
     if job is not None:
         return f"{job.nodes}x{job.gpus_per_node}x{gpus}" if job.nodes and job.gpus_per_node else ""
-    own = recipe_from(target).cluster if job is None else ""
+    own = recipe_from(target, cluster="").cluster if job is None else ""
     on = clusters.cluster(own) if own else None
     return "" if on is None else f"{on.nodes}x{on.gpus_per_node}x{gpus}"

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, extras, rules
 from meshwright.api import run_requests as requests
+from meshwright.api.recipe_cluster import cluster_for
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import MemoryGib, Part, Response
 from meshwright.api.targets import Job, job_for
@@ -37,7 +38,7 @@ def dryrun(request: requests.DryRun) -> DryRun:
     job = job_for(request.recipe, request.goal, request.gpus, request.overrides, **options)
     kept, auto = override.split_auto(request.overrides)
     recipe = override.apply(job.runnable(), kept)
-    cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
+    cluster = clusters.cluster(cluster_for(recipe, request.gpus, job.content))
     if auto:
         recipe = with_fastest_micro_batch(Case(recipe, model_of(recipe), cluster))
     _refuse_broken(recipe, cluster, request.overrides)

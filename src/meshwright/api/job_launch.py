@@ -17,6 +17,7 @@ from meshwright.api.data_findings import data_findings
 from meshwright.api.engine_configs import CONFIGS
 from meshwright.api.job_notes import note_length, note_length_of_plan, print_notes, run_seconds
 from meshwright.api.paths import check_out, check_run_paths
+from meshwright.api.recipe_cluster import cluster_for
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Finding, Part, Response, copied, finding_parts
 from meshwright.api.targets import file_of, job_for, recipe_for, stated_engine
@@ -222,7 +223,7 @@ def _continuing(request: requests.Launch, target: str, recipe: Recipe) -> tuple[
     changes = native_job.known(request.overrides)
     changes += [f"data.dataset={request.dataset}"] if request.dataset else []
     typed, pinned = override.apply(recipe, changes), override.requested(recipe, changes)
-    world = clusters.cluster(str(request.gpus or recipe.cluster)).world
+    world = clusters.cluster(cluster_for(recipe, request.gpus)).world
     if len(native_job.known(request.overrides)) == len(request.overrides):  # else the run finds its micro batch
         fitting = with_fitting_layout(typed, world, pinned).layout
         fields = ("layout.micro_batch_size", "layout.dp_replicate")

@@ -209,6 +209,8 @@ def _uses_host(plan: Plan) -> bool:
 
 def _made_for(text: str) -> str:
     """Return the GPUs of a recipe, of a cluster file those that it describes."""
+    if clusters.is_missing_file(text):
+        return f"{text}, which is not on this machine"
     found = clusters.cluster(text)
     return str(found) if found.file else text
 

@@ -12,6 +12,7 @@ from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import with_data_beside
 from meshwright.api.inputs import command_words, fields_of
+from meshwright.api.recipe_cluster import cluster_for
 from meshwright.api.resolve import assumed_in, is_recipe, referenced_model, require_known, typed_model
 from meshwright.api.targets import Job, job_for, stated_goal, stated_gpus
 from meshwright.errors import InputError
@@ -69,7 +70,8 @@ def _seq_override(request: Asked) -> tuple[str, ...]:
 
 def job_question(request: Asked, job: Job) -> Question:
     """Return the question about a recipe or file: on its own cluster and engine unless others are requested."""
-    question = question_for(request, job.recipe.model, job.recipe.goal, request.gpus or job.recipe.cluster, job=job)
+    gpus = cluster_for(job.recipe, request.gpus or None, job.content)
+    question = question_for(request, job.recipe.model, job.recipe.goal, gpus, job=job)
     typed = question.assumed if request.gpus is not None else ()  # the recipe's own cluster was not typed
     return msgspec.structs.replace(question, assumed=(*typed, *job.assumed(question.engine)))
 

@@ -15,6 +15,7 @@ from meshwright import clusters, costs, extras
 from meshwright.api import requests as plan_requests
 from meshwright.api import run_requests as requests
 from meshwright.api.dry_run import DIGITS, other_engine, rounded
+from meshwright.api.recipe_cluster import cluster_for
 from meshwright.api.resolve import assumed_in, write_text
 from meshwright.api.responses import Part, Response, to_json
 from meshwright.api.targets import Job, job_for
@@ -51,7 +52,7 @@ def rehearse(request: requests.Rehearse) -> Rehearsal:
     kept, auto = override.split_auto(request.overrides)
     recipe = override.apply(job.runnable(), kept)
     require_trained(find(recipe.model))
-    cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
+    cluster = clusters.cluster(cluster_for(recipe, request.gpus, job.content))
     if auto:
         recipe = with_fastest_micro_batch(Case(recipe, model_of(recipe), cluster))
     device = _device(request)

@@ -126,8 +126,8 @@ def _has_framework(path: str) -> bool:
         return False
 
 
-def recipe_from(name: str) -> Recipe:
-    """Return a recipe of ours from a file or by name."""
+def recipe_from(name: str, cluster: str | None = None) -> Recipe:
+    """Return a recipe of ours from a file or by name; `cluster` is that of a file which names none."""
     if not is_file(name):
         try:
             return index.load(name)
@@ -138,7 +138,7 @@ def recipe_from(name: str) -> Recipe:
             raise file_access.missing_path(name, "file") from None
     from meshwright.recipes.files import from_file
 
-    found = from_file(name)
+    found = from_file(name, cluster)
     if not models.is_path(found.model) and file_access.is_dir(found.model):
         note(f"model {found.model} of {name} is the catalogue model; write ./{found.model} for the folder of that name")
     return found
@@ -154,7 +154,7 @@ def weights_named(target: str) -> str:
         if frameworks.starts_from_weights(frameworks.open_file(target)):
             return ""
         raise InputError("needs the weights to start from", field="checkpoint.pretrained", value="", fix=fix)
-    recipe = recipe_from(target) if is_recipe(target) else None
+    recipe = recipe_from(target, cluster="") if is_recipe(target) else None
     if recipe is not None and recipe.checkpoint.pretrained:
         return recipe.checkpoint.pretrained
     spec, reference = referenced_model(typed_model(target) if recipe is None else recipe.model)

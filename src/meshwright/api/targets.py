@@ -277,7 +277,7 @@ def job_for(
     own = None if content is None or content.format != "shell" else _own_job(content)
     if own is not None:
         return _of_own_job(own, goal, gpus, overrides, engine, model)
-    found = target if isinstance(target, Recipe) else recipe_from(target)
+    found = target if isinstance(target, Recipe) else recipe_from(target, None if gpus is None else _cluster_text(gpus))
     if goal is not None and goal != found.goal:
         reason = f"{target if isinstance(target, str) else found.name} is a recipe for {found.goal}"
         method = next((text.partition("=")[2] for text in overrides if text.startswith("peft.method=")), goal)
@@ -337,7 +337,7 @@ def stated_engine(target: str | Recipe) -> str:
         return target.engine
     if not is_file(target) or not frameworks.is_native(frameworks.open_file(target)):
         return ENGINES[0]
-    return recipe_from(target).engine
+    return recipe_from(target, cluster="").engine
 
 
 def recipe_for(target: str | Recipe, *args: Any, **options: Any) -> Recipe:

@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.models import find
 from meshwright.notes import note
+from meshwright.recipes import files
 from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.run_folder import is_tiny_run
@@ -73,7 +74,9 @@ def _run(
     ranks = _ranks(request.nproc) if depends_on_gpus(request.recipe) else None
     on_cpu = ranks is not None and not _has_gpu()
     why = " (settings for this GPU; this machine has none, so the run is on its CPU)" if on_cpu else ""
-    job = job_for(request.recipe, request.goal, ranks, planned, why_gpus=why, **options)
+    own_file = isinstance(request.recipe, str) and files.is_file(request.recipe)
+    gpus = _ranks(request.nproc) if own_file else ranks  # those of a file that names none
+    job = job_for(request.recipe, request.goal, gpus, planned, why_gpus=why, **options)
     found = job.runnable()
     if getattr(request, "model_class", None) is None:  # a user's own class is the user's to compare
         require_trained(find(found.model))

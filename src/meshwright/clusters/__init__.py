@@ -9,6 +9,7 @@ from meshwright.clusters.file import (
     file_as_typed,
     file_of_cluster,
     is_cluster_file,
+    is_missing_file,
     with_file,
 )
 from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes, usual_node
@@ -36,6 +37,7 @@ __all__ = [
     "host_assumed",
     "is_cluster_file",
     "is_known",
+    "is_missing_file",
     "normalize_name",
     "read_nvidia_smi",
     "usual_node",

@@ -54,6 +54,11 @@ def file_of_cluster(text: str) -> str:
     return str(file_access.resolved(_counted(text)[1])) if looks_like_path(text) else ""
 
 
+def is_missing_file(text: str) -> bool:
+    """Return whether a cluster argument names a file that is not on this machine, such as that of a moved recipe."""
+    return looks_like_path(text) and not file_access.closed() and not os.path.isfile(_counted(text)[1])
+
+
 def file_as_typed(text: str) -> str:
     """Return the path in a cluster argument that names a file, without a number of nodes before it."""
     return _counted(text)[1]

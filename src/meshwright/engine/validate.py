@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.clusters import Cluster, cluster
+from meshwright.clusters import DEFAULT_GPU, Cluster, cluster, is_missing_file
 from meshwright.engine.metrics.jsonl import log
 from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
@@ -134,7 +134,9 @@ def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
 
     Ranks that share a GPU have their part of its memory, and those on CPUs their part of the machine's if it is more.
     """
-    gpu, sharing, host_gib = cluster(recipe.cluster).gpu.name, 1, free_gib() or 0.0
+    gpu, sharing, host_gib = DEFAULT_GPU, 1, free_gib() or 0.0
+    if not is_missing_file(recipe.cluster):  # a plan that was moved names a file of another machine
+        gpu = cluster(recipe.cluster).gpu.name
     local = process.local_world if process and process.world > 1 else world
     with suppress(InputError):
         here = cluster("auto")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright import config_io, file_access, models
-from meshwright.clusters import Cluster, cluster, file_as_typed, file_of_cluster, with_file
+from meshwright.clusters import Cluster, cluster, file_as_typed, file_of_cluster, is_missing_file, with_file
 from meshwright.errors import InputError
 from meshwright.frameworks.common import short_training_notes
 from meshwright.frameworks.types import Program
@@ -205,7 +205,7 @@ def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Checked
 def _with_cluster(target: str, text: str, named: str) -> dict[str, str]:
     """Return the files of a copied recipe: with a copy of its cluster file, because its path is of this machine."""
     cluster_file = file_of_cluster(named)
-    if not cluster_file:
+    if not cluster_file or is_missing_file(named):  # which the run does not need
         return {target: text}
     name = CLUSTER_FILE if target != CLUSTER_FILE else f"of_{CLUSTER_FILE}"
     changed = config_io.edit(text, files.SUFFIXES[Path(target).suffix.lower()], {"cluster": with_file(named, name)})

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.clusters import Cluster, cluster
+from meshwright.clusters import Cluster, cluster, is_missing_file
 from meshwright.costs.stages import chunk_layers
 from meshwright.display import plural
 from meshwright.errors import InputError
@@ -54,11 +54,13 @@ class Baseline(msgspec.Struct, frozen=True):
     def same_gpus(self) -> bool:
         """Whether the recipe was made for the same number of the same GPUs."""
         reference, requested = self.base_cluster, self.question.cluster
-        return (reference.world, reference.gpu) == (requested.world, requested.gpu)
+        return reference is not None and (reference.world, reference.gpu) == (requested.world, requested.gpu)
 
     @property
-    def base_cluster(self) -> Cluster:
-        """The cluster the recipe was made for."""
+    def base_cluster(self) -> Cluster | None:
+        """The cluster the recipe was made for; None if its cluster file is not on this machine."""
+        if is_missing_file(self.base.cluster):
+            return None
         return cluster(self.base.cluster)
 
 

@@ -327,7 +327,8 @@ def _suggestions(
     yield from _faster_layout(case, estimate, faster)
     yield from faster_step(baseline, case, estimate)
     yield from batch
-    yield from suggestions(baseline.base, baseline.base_cluster.world, case, baseline.pinned, _typed(baseline))
+    made_for = baseline.base_cluster or baseline.question.cluster
+    yield from suggestions(baseline.base, made_for.world, case, baseline.pinned, _typed(baseline))
 
 
 def _same_search(case: Case, planned: Case) -> bool:

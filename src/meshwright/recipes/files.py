@@ -39,22 +39,27 @@ def is_file(name: str) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def from_file(path: str | Path) -> Recipe:
-    """Read a recipe from a TOML, YAML or JSON file, which may name a `base` recipe, or from the folder of a run."""
+def from_file(path: str | Path, cluster: str | None = None) -> Recipe:
+    """Read a recipe from a TOML, YAML or JSON file, which may name a `base` recipe, or from the folder of a run.
+
+    `cluster` is that of a file which names none; without it, such a file is refused.
+    """
     if is_run_folder(path):
         return recipe_of_run(path)
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise unknown("file type", file.suffix or file.name, SUFFIXES)
-    recipe = from_text(read_text(file, MAX_BYTES), SUFFIXES[file.suffix.lower()], file.stem, str(file))
+    recipe = from_text(read_text(file, MAX_BYTES), SUFFIXES[file.suffix.lower()], file.stem, str(file), cluster)
     return _with_cluster_beside(recipe, file.parent)
 
 
-def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe") -> Recipe:
-    """Parse a recipe; `name` is the default for a text that does not set one."""
+def from_text(
+    text: str, format: str, name: str = "recipe", where: str = "recipe", cluster: str | None = None
+) -> Recipe:
+    """Parse a recipe; `name` and `cluster` are the defaults for a text that does not set them."""
     content, lines = parse_tree(text, format, where)
     try:
-        return _recipe({"name": name, **content})
+        return _recipe({"name": name, **content}, cluster)
     except MeshwrightError as error:
         line = _line(lines, error)
         location = f"{where}, line {line}" if line else where
@@ -62,14 +67,23 @@ def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe
 
 
 def _with_cluster_beside(recipe: Recipe, folder: Path) -> Recipe:
-    """Return a recipe with the path of its cluster file, which the folder of a job has beside the recipe."""
-    path = file_as_typed(recipe.cluster)
-    if not file_of_cluster(recipe.cluster) or file_access.closed() or Path(path).is_file():
+    """Return a recipe with the full path of its cluster file, if that is relative to the recipe's folder."""
+    path = Path(file_as_typed(recipe.cluster))
+    if not file_of_cluster(recipe.cluster) or file_access.closed() or path.is_absolute():
         return recipe
     beside = folder / path
-    return (
-        msgspec.structs.replace(recipe, cluster=with_file(recipe.cluster, str(beside))) if beside.is_file() else recipe
-    )
+    if not beside.is_file():  # then it is relative to the current folder
+        return recipe
+    return msgspec.structs.replace(recipe, cluster=with_file(recipe.cluster, str(beside.resolve())))
+
+
+def with_relative_cluster(recipe: Recipe, folder: Path) -> Recipe:
+    """Return a recipe that is saved in a folder: the path of a cluster file in it is relative, so both can be moved."""
+    path, there = file_of_cluster(recipe.cluster), folder.resolve()
+    if not path or file_access.closed() or not Path(path).is_relative_to(there):
+        return recipe
+    inside = Path(path).relative_to(there).as_posix()
+    return msgspec.structs.replace(recipe, cluster=with_file(recipe.cluster, inside))
 
 
 def to_text(recipe: Recipe, format: str = "toml") -> str:
@@ -96,7 +110,7 @@ def content_of(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
-def _recipe(content: Mapping[str, Any]) -> Recipe:
+def _recipe(content: Mapping[str, Any], cluster: str | None = None) -> Recipe:
     merged: dict[str, Any] = {}
     if "base" in content:
         merged = msgspec.to_builtins(_base(content["base"]))
@@ -112,9 +126,12 @@ def _recipe(content: Mapping[str, Any]) -> Recipe:
         raise steps_and_epochs(train["steps"], train["epochs"])
     if isinstance(train, Mapping) and "steps" in train:
         merged["train"]["epochs"] = 0.0  # of a base recipe
+    if cluster is not None:
+        merged.setdefault("cluster", cluster)
     missing = [key for key in HEAD if key not in merged and key not in OPTIONAL]
     if missing:
-        raise InputError(f"missing; set {' and '.join(missing)}, or a base recipe", field=missing[0])
+        fix = ('cluster = "8xH100"', "--gpus 8xH100") if missing == ["cluster"] else ()
+        raise InputError(f"missing; set {' and '.join(missing)}, or a base recipe", field=missing[0], fix=fix)
     for key, known in (("goal", GOALS), ("engine", ENGINES)):
         if isinstance(merged.get(key), str) and merged[key] not in known:
             raise unknown(key, merged[key], known)
