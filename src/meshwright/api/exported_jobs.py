@@ -12,8 +12,9 @@ from meshwright import frameworks, rules
 from meshwright.api import run_requests as requests
 from meshwright.api.checks import check_recipe
 from meshwright.api.data_findings import DATA_MISSING, data_findings
-from meshwright.api.exports import Exported, export_into
+from meshwright.api.exports import Exported
 from meshwright.api.file_errors import unread
+from meshwright.api.framework_launch import FrameworkLaunch
 from meshwright.api.job_notes import (
     comments,
     container_not_kept,
@@ -25,9 +26,7 @@ from meshwright.api.job_notes import (
     storage_note,
     without_arguments_of,
 )
-from meshwright.api.requests import Export
 from meshwright.api.started_programs import StartedProgram, started_program
-from meshwright.choices import Scheduler
 from meshwright.errors import MeshwrightError
 from meshwright.frameworks.export_recipe import ARGUMENTS_FILE
 from meshwright.frameworks.launch_checks import imported_launch
@@ -39,53 +38,6 @@ from meshwright.launch.job import RESUMES, find_scheduler
 from meshwright.recipes.types import Recipe
 
 SAVE_EVERY = "checkpoint.save_every"
-
-
-class FrameworkLaunch(msgspec.Struct, frozen=True):
-    """A launch request that another framework runs."""
-
-    request: requests.Launch
-    scheduler: Scheduler
-    changes: tuple[str, ...]  # overrides, with the full paths of data and weights
-
-    @property
-    def framework(self) -> str:
-        """The framework that runs the job."""
-        return str(self.request.to)
-
-    @property
-    def local(self) -> bool:
-        """Whether the job's machines see the files of this one."""
-        return self.scheduler not in build_job.REMOTE_FILES
-
-    @property
-    def folder(self) -> str | None:
-        """The folder on this machine in which the job runs."""
-        return self.request.write if self.local else None
-
-    @property
-    def requeued(self) -> bool:
-        """Whether SLURM starts the job again after preemption."""
-        return self.scheduler == "slurm" and self.request.requeue
-
-    def export(self, changes: Sequence[str]) -> tuple[Exported, Mapping[str, str]]:
-        """Return the export with these overrides, and the data converted for it, by file name."""
-        request = self.request
-        wanted = Export(
-            request.recipe,
-            self.framework,
-            gpus=request.gpus,
-            goal=request.goal,
-            model=request.model,
-            framework=request.framework,
-            overrides=tuple(changes),
-        )
-        elsewhere = self.place_of_rows if request.write and not self.local else None
-        return export_into(wanted, self.folder, "--write FOLDER", anywhere=True, elsewhere=elsewhere)
-
-    def place_of_rows(self, rows: Mapping[str, str]) -> str:
-        """Return the folder of a machine elsewhere that has the converted rows; empty if they travel with the job."""
-        return container_paths.place_of_rows(rows, self.request.mounts, self.scheduler)
 
 
 class SavingExport(NamedTuple):
@@ -215,7 +167,7 @@ def _restart(launch: FrameworkLaunch, exported: Exported) -> tuple[str, tuple[st
 
 
 def _about_data(recipe: Recipe, started: StartedProgram) -> tuple[str, ...]:
-    """Return what is wrong with the data that the user named; other paths are judged where the program starts."""
+    """Return what is wrong with the data that the user named; other paths are checked where the program starts."""
     found = data_findings(recipe)
     others = [one for one in found if started.start and one.rule == DATA_MISSING and one.field != "data.dataset"]
     return tuple(one.message for one in found if one not in others)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from meshwright.api.exports import Exported
+from meshwright.api.framework_launch import FrameworkLaunch
 from meshwright.frameworks.file_import import ImportedFile
 from meshwright.frameworks.shell.containers import container_of
 from meshwright.frameworks.types import Program
 from meshwright.launch import other_frameworks
 from meshwright.launch.slurm import repeated_mount
 from meshwright.launch.start_folder import config_note, is_own, start_folder
-
-if TYPE_CHECKING:
-    from meshwright.api.exported_jobs import FrameworkLaunch
-    from meshwright.api.exports import Exported
 
 
 class StartedProgram(NamedTuple):
