@@ -172,7 +172,7 @@ def test_the_fix_of_a_job_is_the_repair_of_check(meshwright: Any, tmp_path: Path
         'enable_async_tensor_parallel = true\n[activation_checkpoint]\nmode = "full"\n[compile]\nenable = false\n'
     )
     repaired = meshwright("check", str(file), "--gpus", "16x8xH100", "--json").json["repair"]
-    assert "training.local_batch_size = 62" in repaired["overrides"]
+    assert "training.local_batch_size = 125" in repaired["overrides"]
     words = ("launch", str(file), "--scheduler", "slurm", "--gpus", "16x8xH100", "--write", str(tmp_path / "job"))
     refused = meshwright(*words, "--json")
     assert meshwright(*words, *shlex.split(refused.json["error"]["fix"][0])).code == 0
