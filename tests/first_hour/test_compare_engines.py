@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,27 @@ def test_engines_are_compared_by_cost_where_the_cluster_has_a_price(meshwright: 
         plan = meshwright("recommend", *words, "--engine", side["engine"], "--price", "2.1USD", "--json")
         cost = f"cost {plan.json['budget']['cost']:,.0f} USD"
         assert any(cost in one for one in side["reasons"]) == priced
+
+
+def test_models_on_a_cluster_with_a_price_are_compared_by_cost(meshwright: Any, h100: str) -> None:
+    words = ("compare", "llama3-8b", "qwen3-14b", "--gpus", h100, "--goal", "pretrain", "train.steps=5000", "--json")
+    assert not any("take" in text for side in meshwright(*words).json["sides"] for text in side["reasons"])
+    Path(h100).write_text(Path(h100).read_text() + 'price = 2.1\ncurrency = "USD"\n')
+    for side in meshwright(*words).json["sides"]:
+        size = side["contract"]["global_batch_size"] * side["contract"]["seq_length"]
+        text = next(text for text in side["reasons"] if "USD" in text)
+        assert text.startswith(f"5,000 steps of {size:,} tokens take ")
+
+
+def test_tokens_of_models_with_other_batches_are_planned_one_by_one(meshwright: Any, h100: str) -> None:
+    words = ("--gpus", h100, "--goal", "pretrain")
+    one = meshwright("compare", "llama3-8b", *words, "--tokens", "120B")
+    assert "fix:   train.steps=" in one.err
+    found = meshwright("compare", "llama3-8b", "qwen3-14b", *words, "--tokens", "120B")
+    assert "fix:   train.steps=" not in found.err
+    fix = found.err.partition("fix:   ")[2].splitlines()[0].split(" | ")
+    assert [line.split()[:3] for line in fix] == [["meshwright", "recommend", m] for m in ("llama3-8b", "qwen3-14b")]
+    assert meshwright(*shlex.split(fix[1])[1:]).code == 0
 
 
 ARGUMENTS = """\

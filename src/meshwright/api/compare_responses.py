@@ -131,18 +131,20 @@ def _sizing_reason(side: Side) -> list[str]:
 
 
 def _days_and_cost(side: Side, found: Comparison) -> list[str]:
-    """Return the days and the cost of a side's own steps, where clusters differ or engines run on one with a price."""
+    """Return the days and the cost of a side's own steps, where clusters differ or have a price."""
     plan, clusters_of = side.plan, [one.plan.question.cluster for one in found.sides if one.plan is not None]
     if plan is None or not side.ok or not plan.has_length:
         return []
     here = plan.question.cluster
-    if here.price is None if found.of == "engines" else all(one == here for one in clusters_of):
+    if here.price is None and all(one == here for one in clusters_of):
         return []
     price = price_for(requests.Estimate(target=side.name), plan.question)
     spent = planner.budget(plan.case, plan.estimate, None, price)
     if spent is None:
         return []
-    text = f"{plural(spent.steps, 'step')} take {duration(spent.days)} on {plan.question.cluster}"
+    others = {planner.step_tokens(one.plan.case) for one in found.sides if one.plan is not None}
+    tokens = f" of {planner.step_tokens(plan.case):,} tokens" if len(others) > 1 else ""
+    text = f"{plural(spent.steps, 'step')}{tokens} take {duration(spent.days)} on {plan.question.cluster}"
     if spent.cost is not None:
         return [f"{text} and cost {spent.cost:,.0f} {spent.currency}".rstrip()]
     is_priced = any(one.price is not None for one in clusters_of)

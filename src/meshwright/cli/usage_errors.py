@@ -211,9 +211,9 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     cost = cost_limit(name, value, options, arguments)
     if cost is not None:
         return f"{cost[0]}. ", [cost[1]]
-    steps = steps_of_tokens(value, api.recipe_in_line(arguments)) if name == "tokens" and takes_overrides else ""
-    if steps:
-        return f"write the steps that train them: {steps}. ", [steps]
+    budget = _as_budget(option, value, context, arguments) if name == "tokens" and takes_overrides else None
+    if budget is not None:
+        return budget
     goal = _value_of("--goal", arguments)
     if repeats_goal(name, "" if value.startswith("-") or "=" in value else value, goal):
         return f"--goal {goal} says it already. ", [f"without {option}"]
@@ -237,6 +237,42 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         elsewhere = _commands_with(option, context)
         return f"commands that take it: {', '.join(elsewhere)}. " if elsewhere else "", []
     return f"did you mean {' or '.join(near)}? ", near
+
+
+def _as_budget(option: str, value: str, context: Any, arguments: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Return what trains a token budget: steps, or a command for each of several targets whose steps differ."""
+    if context is None:
+        return None
+    typed = _positional(context, arguments)
+    targets = [arguments[at] for at in typed if "=" not in arguments[at]]
+    options = [word for at, word in enumerate(arguments) if at and (at not in typed or "=" in word)]
+    lines = {one: [arguments[0], one, *options] for one in targets}
+    steps = {one: steps_of_tokens(value, api.recipe_in_line(line)) for one, line in lines.items()}
+    if len({*steps.values()}) == 1 and all(steps.values()):
+        found = next(iter(steps.values()))
+        return f"write the steps that train them: {found}. ", [found]
+    if len(targets) < 2 or not all(steps.values()):
+        return None
+    renamed = {"--engines": "--engine", option: "--tokens"}
+    commands = [
+        shlex.join(["meshwright", "recommend", one, *(renamed.get(word, word) for word in options)]) for one in targets
+    ]
+    each = ", ".join(f"{one} {text}" for one, text in steps.items())
+    return f"they are other numbers of steps, as the batches differ ({each}): plan each with them. ", commands
+
+
+def _positional(context: Any, arguments: Sequence[str]) -> list[int]:
+    """Return the places of the words of a line that are neither options nor their values, after the command."""
+    own = {flag: one for one in context.command.params if isinstance(one, click.Option) for flag in one.opts}
+    places, place = list[int](), 1
+    while place < len(arguments):
+        flag, equals, _ = arguments[place].partition("=")
+        if not flag.startswith("-"):
+            places.append(place)
+        known = own.get(flag)
+        has_value = flag.startswith("-") and not equals and not (known is not None and known.is_flag)
+        place += 2 if has_value else 1
+    return places
 
 
 def _same_with(option: str, context: Any, arguments: Sequence[str]) -> str:
