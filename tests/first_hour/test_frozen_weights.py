@@ -328,3 +328,61 @@ def test_tiny_runs_eagerly_on_a_cpu_though_the_command_of_a_plan_compiles(
     monkeypatch.setattr(training, "_has_gpu", lambda: has_gpu)
     mw.train("llama3_8b_peft_config", tiny=True, overrides=["kernels.compile=true"])
     assert ("kernels.compile" in started[0]) == is_kept
+
+
+TINY_4090 = "1x4090"
+NAMED = TRL.replace("{model}", f'"{MISTRAL}"')
+FOUR_BITS = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")'
+IN_16_BITS = 'model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "sdpa"}, '
+
+
+def test_the_fix_for_4_bit_weights_of_a_model_given_by_name_works_as_typed(tmp_path: Path) -> None:
+    file = tmp_path / "sft.py"
+    text = NAMED.replace(MISTRAL, "Qwen/Qwen3-8B").replace("batch_size=2", "batch_size=1")
+    file.write_text(text.format(options=IN_16_BITS), encoding="utf-8")
+    (fix,) = next(one.fix for one in mw.check(str(file), gpus=TINY_4090).findings if one.rule.startswith("memory."))
+    line, _, argument = fix.partition("; ")
+    assert argument == (
+        "model_init_kwargs={'dtype': 'bfloat16', 'attn_implementation': 'sdpa', 'quantization_config': "
+        + FOUR_BITS
+        + "}"
+    )
+    file.write_text(f"{line}\n{text.replace('{options}', argument + ', ')}", encoding="utf-8")
+    found = mw.check(str(file), gpus=TINY_4090)
+    assert found.estimate is not None
+    assert 5 < found.estimate.memory.weights < 7
+    assert not [one for one in found.findings if one.rule.startswith(("memory.", "key."))]
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "severity"),
+    [
+        ("load_in_4bit=True, ", "key.unknown", "error"),  # of no release
+        ('model_init_kwargs={"load_in_4bit": True}, ', "key.removed", "warning"),  # which transformers 4 accepts
+        ('model_init_kwargs={"load_in_4bit": True}, warmup_steps=0.03, ', "key.removed", "error"),
+        ('model_init_kwargs={"quantization_config": {"load_in_4bit": True}}, ', "", ""),
+    ],
+)
+def test_bits_that_no_constructor_accepts_are_reported_where_they_stand(
+    options: str, rule: str, severity: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "sft.py"
+    file.write_text(NAMED.format(options=options), encoding="utf-8")
+    found = mw.check(str(file), gpus=TINY_4090)
+    assert found.estimate is not None
+    assert found.estimate.memory.weights < 7
+    reported = [one for one in found.findings if one.field == "load_in_4bit"]
+    assert [(one.rule, one.severity) for one in reported] == ([(rule, severity)] if rule else [])
+    assert all(f"'quantization_config': {FOUR_BITS}" in one.fix[0] for one in reported)
+
+
+def test_the_fix_for_a_model_that_the_program_loads_is_an_argument_of_from_pretrained(tmp_path: Path) -> None:
+    file = tmp_path / "sft.py"
+    loaded = LOADED.replace(MISTRAL, "Qwen/Qwen3-14B").format('dtype="bfloat16"{bits}')
+    text = TRL.replace("{model}", loaded.replace("{bits}", "")).replace("{options}", "")
+    file.write_text(text, encoding="utf-8")
+    fixes = [one.fix for one in mw.check(str(file), gpus=TINY_4090).findings if one.rule == "memory.state"]
+    assert fixes == [(f"from transformers import BitsAndBytesConfig; quantization_config={FOUR_BITS}",)]
+    file.write_text(text.replace('dtype="bfloat16"', 'dtype="bfloat16", load_in_4bit=True'), encoding="utf-8")
+    (found,) = [one for one in mw.check(str(file), gpus=TINY_4090).findings if one.field == "load_in_4bit"]
+    assert (found.rule, found.severity, found.fix) == ("key.removed", "warning", fixes[0])

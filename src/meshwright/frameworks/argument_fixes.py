@@ -13,6 +13,7 @@ from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.trainer_args import ADAPTER, ARGUMENT_FIELDS, BITS, CHATS, QUANTIZED, TRAINER
 from meshwright.frameworks.trainer_fields import FROZEN, LOADED_BY_TRL, ROWS, WEIGHT_DTYPES, is_trainer
 from meshwright.frameworks.types import ProgramArguments
+from meshwright.frameworks.weight_loading import LOADED_BITS, is_loaded_in_code, quantizing_argument
 from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Recipe, field_value
 from meshwright.rules import Finding
@@ -76,7 +77,7 @@ def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
         if before == after:
             continue
         if field == "peft.method" and {before, after} <= {"lora", *QUANTIZED}:
-            yield from _bits(program, before, after)
+            yield from _bits(program, before, changed)
             continue
         if field == FROZEN:
             yield from _frozen_dtype(program)
@@ -106,8 +107,18 @@ def _frozen_dtype(program: ProgramArguments) -> Iterator[str]:
         yield from program.formatted(LOADED_BY_TRL, {WEIGHT_DTYPES[0]: "bfloat16"})
 
 
-def _bits(program: ProgramArguments, before: str, after: str) -> Iterator[str]:
-    """Yield the arguments that load frozen weights in other bits: a number of bits, or one switch for each."""
+def _bits(program: ProgramArguments, before: str, changed: Recipe) -> Iterator[str]:
+    """Yield the arguments that load frozen weights in other bits: a number of bits, or one switch for each.
+
+    Python code that loads the weights has neither: it gets the configuration of the quantization.
+    """
+    after, layout = changed.peft.method, changed.layout
+    if after in QUANTIZED and is_loaded_in_code(program):
+        dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(changed.precision.compute, "float32")
+        place = program.place_in_code(LOADED_BITS)
+        text = quantizing_argument(program.given, after, dtype, layout.strategy.startswith("fsdp"))
+        yield f"{place}: {text}" if place else text
+        return
     number = next((key for key in BITS if key in program.written_keys), "")
     if number:
         yield from program.formatted(number, QUANTIZED.get(after))

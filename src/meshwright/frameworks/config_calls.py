@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright import similar
-from meshwright.frameworks import trainer_names
+from meshwright.frameworks import trainer_names, weight_loading
+from meshwright.frameworks.framework import Content
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.start_checks import TABLES, TRAINER_CHOICES, broken_checks, tables_of
 from meshwright.frameworks.types import SourcedValue
@@ -25,9 +26,11 @@ CONFIGS: Mapping[str, str] = {
 TRL_KEYS = Path(__file__).with_name("front_ends") / "trl.tsv"
 
 
-def config_findings(call: ast.Call, name: str, fields: Mapping[str, object], path: str) -> Iterator[Finding]:
+def config_findings(call: ast.Call, name: str, fields: Mapping[str, object], content: Content) -> Iterator[Finding]:
     """Yield what a config does not accept; `fields` are those of TrainingArguments."""
-    arguments = _literals(call, path)
+    path, arguments = content.path, _literals(call, content.path)
+    misplaced = (weight_loading.misplaced(name, word, content) for word in call.keywords)
+    yield from (one for one in misplaced if one is not None)
     known = {*fields, *read_table(TRL_KEYS).owners[""]}
     yield from _misspelled(call, name, known, path)
     yield from _names(arguments)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright import similar
+from meshwright.frameworks import weight_loading
 from meshwright.frameworks.config_calls import CONFIGS, config_findings
 from meshwright.frameworks.constructor_values import value_findings
 from meshwright.frameworks.framework import Content
@@ -83,6 +84,7 @@ def constructor_findings(content: Content | None) -> Iterator[Finding]:
     guarded = _guarded(tree)
     yield from value_findings(tree, content.path, guarded)
     replaced = uses_unsloth(content)
+    yield from () if replaced else weight_loading.removed_switches(tree, content, guarded)
     found = _keyword_findings(content, tree, guarded)
     yield from (one for one in found if not replaced or _is_of_unsloth(one))
 
@@ -102,7 +104,7 @@ def _keyword_findings(content: Content, tree: ast.Module, guarded: set[int]) -> 
             continue
         if (config := owner.removeprefix(OF_TRL)) in CONFIGS:
             fields = read_table(TABLE).owners["transformers.TrainingArguments"]
-            yield from config_findings(call, config, fields, content.path)
+            yield from config_findings(call, config, fields, content)
             continue
         if owner == OTHER_TRAINER:
             yield from _misspelled_common(call, content.path)
@@ -110,7 +112,8 @@ def _keyword_findings(content: Content, tree: ast.Module, guarded: set[int]) -> 
         known = read_table(TABLE).owners[owner]
         for word in call.keywords:
             if word.arg is not None and word.arg not in known:
-                yield _finding(owner, call, word, content.path)
+                found = weight_loading.misplaced(owner.partition(".")[2], word, content)
+                yield found or _finding(owner, call, word, content.path)
 
 
 def _misspelled_common(call: ast.Call, path: str) -> Iterator[Finding]:

@@ -57,7 +57,7 @@ WITHOUT_SUGGESTIONS = ("megatron-bridge",)
 """Frameworks most of whose keys are never suggested: an unknown key without a suggestion may be a typing error."""
 _ABSENT = re.compile(r"\b(has no|does not accept|ignores)\b")
 _MEANT = re.compile(
-    r"did you mean|use dashes|it is written|already set|is its opposite|that is the default|is a module"
+    r"did you mean|use dashes|it is written|already set|is its opposite|that is the default|is a module|is an option of"
 )
 _SUGGESTED = re.compile(r"did you mean (--?)?([\w.-]+)\?")
 _ALLOWED = re.compile(r"(\[[^\[\]]*\]|\S+): allowed: (.+)$")

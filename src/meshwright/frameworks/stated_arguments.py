@@ -31,6 +31,8 @@ from meshwright.frameworks.trainer_calls import (
     TRAINER,
     TRAINERS,
     calls_of,
+    items_of,
+    load_options,
     trainer_tree,
     uses_trl,
 )
@@ -38,6 +40,7 @@ from meshwright.frameworks.trainer_fields import (
     ADAPTERS_OFF,
     CONCATENATES,
     LANGUAGE_MODELING,
+    LOAD_OPTIONS,
     LOADED_BY_TRL,
     LOADED_BY_UNSLOTH,
     NO_VALIDATION_DATA,
@@ -58,6 +61,7 @@ PASSED = "peft_config"  # the argument of TRL's trainers
 STORAGE = "bnb_4bit_quant_storage"
 PATIENCE = ("early_stopping_patience", "early_stopping_threshold")  # parameters of EarlyStoppingCallback, in order
 DEFAULT_PATIENCE = 1
+CONFIG_OF_BITS = "quantization_config"  # argument of from_pretrained
 TOKENIZES = ("__call__", "encode", "encode_plus", "batch_encode_plus", "apply_chat_template")  # methods of tokenizers
 TOKENIZED = "max_length"  # keyword of a tokenizer's call: the tokens of a sample
 FIRST = {LOADED: "model_name_or_path", HELD_OUT: "test_size", **OF_CLASS}
@@ -175,8 +179,12 @@ def _add_call(
         mark(LOADED_BY_UNSLOTH, ast.unparse(call.func))
     if name == ANSWERS:
         mark(TRL_LOSSES[0])
-    for option, node in _load_options(call, program):
-        add(option, node)
+    if passed := load_options(call, program.constants):
+        texts = {key: f"{key!r}: {ast.unparse(node)}" if key else f"**{ast.unparse(node)}" for key, node in passed}
+        mark(LOAD_OPTIONS, texts)
+    for option, node in (*passed, *_bits_of(call, program)):
+        if option in ONLY[LOADED]:
+            add(option, node)
 
 
 def _library_of(name: str, call: ast.Call) -> str:
@@ -391,17 +399,12 @@ def _add_dataset(call: ast.Call, program: ProgramValues, add: Callable[[str, ast
         add("dataset_name", named)
 
 
-def _load_options(call: ast.Call, program: ProgramValues) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the arguments of from_pretrained that TRL's config passes on for a model that is given by name."""
-    node = next((word.value for word in call.keywords if word.arg == LOADED_BY_TRL), None)
-    if isinstance(node, ast.Name):
-        node = program.constants.get(node.id, node)
-    pairs: list[tuple[Any, ast.expr]] = []
-    if isinstance(node, ast.Dict):
-        pairs = [(getattr(key, "value", None), one) for key, one in zip(node.keys, node.values, strict=True)]
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
-        pairs = [(word.arg, word.value) for word in node.keywords]
-    yield from ((str(name), one) for name, one in pairs if name in ONLY[LOADED])
+def _bits_of(call: ast.Call, program: ProgramValues) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the bits of a quantization_config that a call states as a dictionary."""
+    passed = [*((word.arg, word.value) for word in call.keywords), *load_options(call, program.constants)]
+    for name, node in passed:
+        if name == CONFIG_OF_BITS:
+            yield from ((key, one) for key, one in items_of(node, program.constants) if key in BITS)
 
 
 def _model_of(call: ast.Call, program: ProgramValues) -> ast.expr | None:

@@ -146,12 +146,19 @@ def _method(recipe: Recipe) -> Arguments:
 
 def _quantization(recipe: Recipe, sharded: bool) -> list[str]:
     """Return the lines of a run with quantized weights; FSDP shards weights that are stored in their own format."""
-    if recipe.peft.method == "lora8bit":
-        return ["quantization_config = BitsAndBytesConfig(load_in_8bit=True)"]
     kind = "torch.bfloat16" if recipe.precision.compute == "bf16" else "torch.float16"
-    lines = ["    load_in_4bit=True,", '    bnb_4bit_quant_type="nf4",', f"    bnb_4bit_compute_dtype={kind},"]
-    lines += [f"    bnb_4bit_quant_storage={kind},"] if sharded else []
-    return ["quantization_config = BitsAndBytesConfig(", *lines, ")"]
+    options = quantization_options(recipe.peft.method, kind, sharded)
+    if len(options) == 1:
+        return [f"quantization_config = BitsAndBytesConfig({options[0]})"]
+    return ["quantization_config = BitsAndBytesConfig(", *(f"    {one}," for one in options), ")"]
+
+
+def quantization_options(method: str, dtype: str, sharded: bool) -> list[str]:
+    """Return the keywords of BitsAndBytesConfig for an adapter method."""
+    if method == "lora8bit":
+        return ["load_in_8bit=True"]
+    options = ["load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', f"bnb_4bit_compute_dtype={dtype}"]
+    return [*options, *([f"bnb_4bit_quant_storage={dtype}"] if sharded else [])]
 
 
 TRAINER: Mapping[str, Callable[[Recipe], Arguments]] = {

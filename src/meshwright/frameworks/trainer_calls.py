@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer_args import PROGRAM, WRITTEN
+from meshwright.frameworks.trainer_fields import LOADED_BY_TRL
 
 TRAINER = "Trainer"
 TRAINERS = ("TrainingArguments", "SFTConfig", "SFTTrainer")
@@ -89,3 +90,25 @@ def calls_of(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
                 name = next((one for one in OF_CLASS if one in owner), "")
         if name in KNOWN_CALLS:
             yield node, name
+
+
+def load_options(call: ast.Call, constants: Mapping[str, ast.expr]) -> list[tuple[str, ast.expr]]:
+    """Return the arguments of from_pretrained that TRL passes on for a model that it gets by name.
+
+    The name is empty for a dictionary that the program has elsewhere.
+    """
+    node = next((word.value for word in call.keywords if word.arg == LOADED_BY_TRL), None)
+    return [] if node is None else items_of(node, constants)
+
+
+def items_of(node: ast.expr, constants: Mapping[str, ast.expr]) -> list[tuple[str, ast.expr]]:
+    """Return the keys and values of a dictionary that a program writes; the key is empty for what it has elsewhere."""
+    node = constants.get(node.id, node) if isinstance(node, ast.Name) else node
+    if isinstance(node, ast.Constant):  # None
+        return []
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return [(str(getattr(key, "value", "")), one) for key, one in pairs]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
+        return [(word.arg or "", word.value) for word in node.keywords]
+    return [("", node)]

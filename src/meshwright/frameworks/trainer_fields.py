@@ -56,12 +56,14 @@ STORED_IN_BYTES = "uint8_storage"  # a program's BitsAndBytesConfig that leaves 
 NO_VALIDATION_DATA = "no_eval_dataset"  # the trainer that a program constructs without data for evaluations
 OPEN_ARGUMENTS = "open_arguments"  # arguments of the Trainer that a program passes as a dictionary or sets later
 LOADED_BY_TRL = "model_init_kwargs"  # a model that TRL's trainer gets by name, and loads in fp32 without a dtype
+LOAD_OPTIONS = "load_options"  # model_init_kwargs as the program writes them: texts of the keys and of their values
 LOADED_BY_UNSLOTH = "fast_model"  # Unsloth's class that loads a model: without a dtype in that of the GPU
 OWN = (
     LIBRARY,
     LANGUAGE_MODELING,
     LOADED_BY_UNSLOTH,
     LOADED_BY_TRL,
+    LOAD_OPTIONS,
     CONCATENATES,
     NO_VALIDATION_DATA,
     OPEN_ARGUMENTS,
