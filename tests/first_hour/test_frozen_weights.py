@@ -386,3 +386,15 @@ def test_the_fix_for_a_model_that_the_program_loads_is_an_argument_of_from_pretr
     file.write_text(text.replace('dtype="bfloat16"', 'dtype="bfloat16", load_in_4bit=True'), encoding="utf-8")
     (found,) = [one for one in mw.check(str(file), gpus=TINY_4090).findings if one.field == "load_in_4bit"]
     assert (found.rule, found.severity, found.fix) == ("key.removed", "warning", fixes[0])
+
+
+def test_what_a_program_needs_is_counted_for_the_program_and_is_not_the_cluster_that_was_given(
+    meshwright: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "sft.py"
+    file.write_text(NAMED.format(options="").replace("assistant_only_loss=True", "seed=1"), encoding="utf-8")
+    answer = meshwright("recommend", str(file), "--gpus", "1xRTX4090")
+    assert answer.code == 1
+    assert "precision.frozen=same  removes the finding" in answer.out  # weights are loaded in fp32: 27 GiB
+    assert "1xRTX4090 would fit" not in answer.out
+    assert "no count up to 16,384 fits this training unchanged: see Repair" in answer.out

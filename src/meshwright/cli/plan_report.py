@@ -219,7 +219,7 @@ def _needs_line(answer: Answer, on: Any) -> str:
     """Return the smallest clusters that fit, with offload and without; one of a file keeps the file's links."""
     smallest, plain = answer["smallest_cluster"], answer["smallest_without_offload"]
     if not smallest:
-        return "no count up to 16,384 fits this training"
+        return f"no count up to 16,384 fits this training{' unchanged: see Repair' if answer.get('repair') else ''}"
     runs = answer["estimate"]["fits"] and not any(one["severity"] == "error" for one in answer["findings"])
     asked = answer["question"]["gpus"]
     if smallest == plain and not runs:

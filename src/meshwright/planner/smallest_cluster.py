@@ -13,6 +13,7 @@ from meshwright.planner.levers import fits_with_levers, levers_of, with_levers
 from meshwright.planner.may_fit import MayFit, may_fit
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.search import Candidate, any_fits, any_legal, best
+from meshwright.recipes.types import Recipe
 
 MAX_SEARCHED_GPUS = 16384
 FIRST_COUNTS = 10  # counts that are estimated together before they are searched; then as many again
@@ -26,23 +27,28 @@ class Smallest(NamedTuple):
 
 
 def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEARCHED_GPUS) -> Smallest:
-    """Return the smallest clusters of the same nodes on which a plan's training fits."""
+    """Return the smallest clusters of the same nodes on which a plan's training fits.
+
+    It is never the cluster of a plan that does not fit: its search found no layout there.
+    """
     node, found = node_of(plan.question), Smallest()
-    case = plan.case
+    case, recipe = plan.case, _own_recipe(plan, overrides)
     state = least_state_gib(case) * case.cluster.world  # no search finds a layout for fewer GPUs than hold it
     largest = max(case.capacity_gib, case.host_gib)
     asked = {n: resized(plan.question, n, node) for n in gpu_counts(node, most) if state / n <= largest}
+    if not plan.estimate.fits:
+        asked = {n: one for n, one in asked.items() if one.cluster != plan.question.cluster}
 
     def needs_host() -> bool:  # read while the loop runs
         return found.cluster is None
 
-    for count, question, held in _worth_a_search(asked, overrides, needs_host):
+    for count, question, held in _worth_a_search(asked, overrides, needs_host, recipe):
         offloads = found.cluster is None and state / count <= case.host_gib
         if not offloads and state / count > case.capacity_gib:
             continue
         if count not in (held.with_offload if offloads else held.without_offload):
             continue
-        baseline = baseline_for(question, overrides)
+        baseline = baseline_for(question, overrides, recipe)
         cluster, offloaded = baseline.case.cluster, _needs_offload(baseline, count in held.without_offload, offloads)
         if offloaded is None:
             continue
@@ -50,6 +56,12 @@ def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEAR
         if not offloaded:
             return found._replace(without_offload=cluster)
     return found
+
+
+def _own_recipe(plan: Plan, overrides: Sequence[str]) -> Recipe | None:
+    """Return the recipe or the file's training that the user named; None if the planner chose a recipe."""
+    named = plan.question.recipe_words or plan.base != baseline_recipe(plan.question, overrides)
+    return plan.base if named else None
 
 
 def _needs_offload(baseline: Baseline, may_fit_without: bool, offloads: bool) -> bool | None:
@@ -69,7 +81,7 @@ def _is_faster_with_offload(baseline: Baseline) -> bool:
 
 
 def _worth_a_search(
-    asked: Mapping[int, Question], overrides: Sequence[str], offloads: Callable[[], bool]
+    asked: Mapping[int, Question], overrides: Sequence[str], offloads: Callable[[], bool], recipe: Recipe | None
 ) -> Iterator[tuple[int, Question, MayFit]]:
     """Yield every count with what may fit; a few counts are estimated at a time, as the smallest ones may do.
 
@@ -77,8 +89,11 @@ def _worth_a_search(
     """
     groups: dict[str, list[int]] = {}
     for count, question in asked.items():
-        groups.setdefault(baseline_recipe(question, overrides).name, []).append(count)
-    ends = {name: tuple(baseline_for(asked[group[i]], overrides) for i in (0, -1)) for name, group in groups.items()}
+        base = recipe or baseline_recipe(question, overrides)
+        groups.setdefault(base.name, []).append(count)
+    ends = {
+        name: tuple(baseline_for(asked[group[i]], overrides, recipe) for i in (0, -1)) for name, group in groups.items()
+    }
     counts, start = list(asked), 0
     while start < len(counts):
         some = counts[start : start + max(FIRST_COUNTS, start)]
