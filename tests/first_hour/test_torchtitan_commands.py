@@ -176,4 +176,4 @@ def test_the_fix_of_a_job_is_the_repair_of_check(meshwright: Any, tmp_path: Path
     words = ("launch", str(file), "--scheduler", "slurm", "--gpus", "16x8xH100", "--write", str(tmp_path / "job"))
     refused = meshwright(*words, "--json")
     assert meshwright(*words, *shlex.split(refused.json["error"]["fix"][0])).code == 0
-    assert "local_batch_size = 62" in (tmp_path / "job" / "config.toml").read_text()
+    assert "local_batch_size = 125" in (tmp_path / "job" / "config.toml").read_text()
