@@ -592,12 +592,19 @@ OOM_SAYS = {
     "torchtitan_now": ("local_batch_size",),
     "megatron_now": ("--micro-batch-size 1", "--recompute-granularity"),
 }
-RATE_SAYS = {
-    "axolotl": ("learning_rate: ", "warmup_"),
-    "trainer": ("learning_rate: ", "warmup_"),
-    "torchtitan_now": ("optimizer.lr", "lr_scheduler.warmup_steps"),
-    "megatron_now": ("--lr ", "--lr-warmup-"),
-    "automodel_now": ("optimizer.lr", "lr_warmup_steps"),
+RATE_SAYS = {  # the trouble begins long after the warm-up
+    "axolotl": ("learning_rate: ",),
+    "trainer": ("learning_rate: ",),
+    "torchtitan_now": ("optimizer.lr",),
+    "megatron_now": ("--lr ",),
+    "automodel_now": ("optimizer.lr",),
+}
+WARMUP_SAYS = {
+    "axolotl": ("warmup_",),
+    "trainer": ("warmup_",),
+    "torchtitan_now": ("lr_scheduler.warmup_steps",),
+    "megatron_now": ("--lr-warmup-",),
+    "automodel_now": ("lr_warmup_steps",),
 }
 
 TROUBLES = (
@@ -619,6 +626,7 @@ TROUBLES = (
         no_warmup,
         Label("loss.diverging", ("loss.diverged",), says=("no warm-up",)),
         ("torchtitan_now", "megatron_now", "nemo", "automodel_now", "trainer", "axolotl"),
+        WARMUP_SAYS,
     ),
     Entry(
         "out of memory, activations",

@@ -45,3 +45,22 @@ def test_half_the_rate_is_advised_after_the_warmup(meshwright: Any, tmp_path: Pa
 def test_a_rise_in_the_first_steps_of_the_warmup_is_no_tiny_rate(meshwright: Any, tmp_path: Path) -> None:
     rate, _ = _advised(meshwright, tmp_path, [1e-7] * 7 + [1e-5 * (step + 1) for step in range(10)])
     assert rate == 1e-5
+
+
+def _warmup_advised(meshwright: Any, folder: Path, jump: int) -> bool:
+    """Return whether doctor advises a longer warm-up for a loss that jumps at this step, after 20 of warm-up."""
+    lines = [
+        f"{{'loss': {(3.5 if jump <= step < jump + 5 else 2.5) + 0.01 * (step % 3)}, 'grad_norm': 1.0, "
+        f"'learning_rate': {3e-4 * min(1, step / 20):.6g}, 'epoch': {step / 1000:.3f}}}"
+        for step in range(1, 401)
+    ]
+    log = folder / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+    found = meshwright("doctor", str(log), "--json").json["findings"]
+    spike = next(one for one in found if one["rule"] == "loss.spikes")
+    return any("slower warm-up" in one["why"] for one in spike["remedies"])
+
+
+def test_a_longer_warmup_is_advised_only_for_trouble_that_it_can_change(meshwright: Any, tmp_path: Path) -> None:
+    assert _warmup_advised(meshwright, tmp_path, 60)
+    assert not _warmup_advised(meshwright, tmp_path, 350)

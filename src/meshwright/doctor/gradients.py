@@ -37,7 +37,7 @@ def growing_gradients(stats: RunStats) -> Iterator[Finding]:
                 "median of the end over that of the run", round(growth, 2), "×", limit("growing_gradients"), "limit"
             ),
         ),
-        remedies=tuple(stabilizing_remedies(stats)),
+        remedies=tuple(stabilizing_remedies(stats, onset=rows[-tail_lines(rows)].step)),
     )
 
 

@@ -81,7 +81,7 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
             *norm_evidence(before),
             *norm_jumps([step for step in before if rising is None or step.step <= rising.step]),
         ),
-        remedies=(*source.remedies(), *stabilizing_remedies(stats, rising)),
+        remedies=(*source.remedies(), *stabilizing_remedies(stats, rising, first)),
     )
 
 
@@ -176,7 +176,7 @@ def diverged(stats: RunStats) -> Iterator[Finding]:
             Evidence("lines above the start", round(len(longest) / len(rows), 4), "of the run"),
             *norm_evidence(rows),
         ),
-        remedies=tuple(stabilizing_remedies(stats)),
+        remedies=tuple(stabilizing_remedies(stats, onset=longest[0].first)),
     )
 
 
@@ -225,7 +225,7 @@ def spikes(stats: RunStats) -> Iterator[Finding]:
             Evidence("highest loss", round(loss_of(highest), 4), "", round(typical, 4), "just before"),
             Evidence("jumps", float(times), "", 0.0, "limit"),
         ),
-        remedies=tuple(stabilizing_remedies(stats)),
+        remedies=tuple(stabilizing_remedies(stats, onset=found[0].step)),
     )
 
 

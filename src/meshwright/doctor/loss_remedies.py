@@ -19,6 +19,7 @@ CLIPPED: tuple[LogFormat, ...] = ("megatron", "nemo", "torchtitan", "automodel",
 """Logs of trainers that clip gradients at 1.0 unless they are configured otherwise."""
 
 HALF = 0.5
+SHORT_WARMUP = 100  # steps, below which no longer warmup is advised
 SMALLEST_SHARE = 0.1
 """The loss of the first steps is noise: less than a tenth of the rate is not advised because of it."""
 
@@ -59,8 +60,22 @@ def _lower_rate(stats: RunStats, rising: Step | None) -> Remedy:
     return remedies.other_rate(stats, max(share, SMALLEST_SHARE), why)
 
 
-def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterator[Remedy]:
-    """Yield remedies that stabilize training: first the rate if it is far too high, else what keeps the experiment."""
+def _longer_warmup(stats: RunStats, onset: int | None) -> Iterator[Remedy]:
+    """Yield a longer warmup, unless the trouble begins when the rate had long been the same with it."""
+    ran = remedies.warmup_that_ran(stats) or remedies.rising_steps(stats.run)
+    longer = max(SHORT_WARMUP, 2 * ran)
+    if ran and onset is not None and onset > limit("after_warmup") * longer:
+        return
+    words = "a longer schedule.warmup_steps"
+    yield remedies.other_warmup(stats, lambda steps: max(SHORT_WARMUP, 2 * steps), words, "slower warm-up")
+
+
+def stabilizing_remedies(stats: RunStats, rising: Step | None = None, onset: int | None = None) -> Iterator[Remedy]:
+    """Yield remedies that stabilize training: first the rate if it is far too high, else what keeps the experiment.
+
+    The loss rises from `rising` on, or the trouble begins at step `onset`.
+    """
+    onset = onset if rising is None else rising.step
     recipe = stats.case.recipe if stats.case is not None else None
     which = "an earlier checkpoint" if rising is None else f"a checkpoint before step {rising.step}"
     why = "skips the batch that caused it" if rising is None else "the loss rises from there; later ones are damaged"
@@ -75,13 +90,10 @@ def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterato
         yield usual
     if not stats.run.steps or stats.run.steps[0].is_finite:  # else there is no checkpoint from before it
         yield remedies.advice(f"resume from {which} with other samples", why=why)
-    longer = remedies.other_warmup(
-        stats, lambda steps: max(100, 2 * steps), "a longer schedule.warmup_steps", "slower warm-up"
-    )
     if recipe is None:
         if usual is None:
             yield lower
-        yield longer
+        yield from _longer_warmup(stats, onset)
         if stats.run.kind not in CLIPPED:
             why = "limits the effect of outlier gradients"
             yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why=why)
@@ -90,7 +102,7 @@ def stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterato
         yield remedies.contract(stats, {"optimizer.clip_grad": 1.0}, "limits the effect of outlier gradients")
     if usual is None and suspect is None:
         yield lower
-    yield longer
+    yield from _longer_warmup(stats, onset)
     if recipe.precision.matmul != "same":
         yield remedies.contract(stats, {"precision.matmul": "same"}, "8-bit matmuls round more")
     if not recipe.train.z_loss and recipe.goal == "pretrain":

@@ -323,16 +323,14 @@ def _scaled(rate: float, factor: float) -> float:
 def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: str) -> Remedy:
     """Return another number of warmup steps; in words if the run's own is unknown."""
     if stats.case is None or not stats.states("schedule.warmup_steps"):
-        now = stats.run.header.overrides.get("schedule.warmup_steps")
-        ran = _logged_warmup(stats.run) if now is None else int(now)
+        ran = warmup_that_ran(stats)
         if ran is None:
             there = named_setting(stats.run, "schedule.warmup_steps", f"<{words.split()[1]} than now>")
             return Remedy(try_=(words,), what="action", why=why, there=there)
         most = (stats.run.header.total_steps or 0) // 2 or steps(ran)
         return Remedy(try_=(f"schedule.warmup_steps={max(1, min(steps(ran), most))}",), what="contract", why=why)
     recipe = stats.case.recipe
-    # A warmup that is a share of the training is not in steps, and that of a shipped recipe need not be the run's.
-    ran = max(recipe.schedule.warmup_steps or _logged_warmup(stats.run) or 0, _rising_steps(stats.run))
+    ran = warmup_that_ran(stats) or 0
     lengths = [one for one in (stats.run.header.total_steps, recipe.train.steps) if one]
     # The run's own file or arguments state its length; a recipe that is named beside a log need not have the run's.
     total = min(lengths, default=0) if stated_settings(stats.run) else next(iter(lengths), 0)
@@ -344,7 +342,17 @@ def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: 
     return contract(in_full if total else stats, {"schedule.warmup_steps": min(wanted, longest)}, why)
 
 
-def _rising_steps(run: Run) -> int:
+def warmup_that_ran(stats: RunStats) -> int | None:
+    """Return the steps of warmup by the log or by the recipe that it states; None if unknown."""
+    if stats.case is None or not stats.states("schedule.warmup_steps"):
+        now = stats.run.header.overrides.get("schedule.warmup_steps")
+        return _logged_warmup(stats.run) if now is None else int(now)
+    # A warmup that is a share of the training is not in steps, and that of a shipped recipe need not be the run's.
+    stated = stats.case.recipe.schedule.warmup_steps or _logged_warmup(stats.run) or 0
+    return max(stated, rising_steps(stats.run))
+
+
+def rising_steps(run: Run) -> int:
     """Return the step until which the logged learning rate rises from the first line on; 0 if it does not."""
     rates = [(step.lr, step.step) for step in run.steps if step.lr]
     falls = (now for (before, now), (after, _) in pairwise(rates) if after <= before)

@@ -19,6 +19,7 @@ TABLE: dict[str, Threshold] = {
     "warm_up_most": Threshold(10, "lines", "a longer slow phase is not warm-up"),
     "enough_steps": Threshold(5, "lines", "a median of fewer lines is unreliable"),
     "enough_for_trends": Threshold(20, "lines", "five sections of four lines each, the minimum for a trend"),
+    "after_warmup": Threshold(2, "×", "of a longer warm-up: with it, later trouble has the same learning rate"),
     # Speed
     "slower_than_estimate": Threshold(
         15, "%", "half of the estimate's own errors are smaller; its error band applies if wider"
