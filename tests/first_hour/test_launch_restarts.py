@@ -175,7 +175,8 @@ def test_fixes_and_deadlines_of_a_cluster(meshwright: Any) -> None:
     on = ("qwen3_32b_pretrain_config", "--gpus", "23x8xH100", "data.seq_length=16384")
     (note,) = (one for one in meshwright("check", *on, "--json").json["notes"] if "fewer nodes" in one)
     assert "--gpus 16x8xH100" in note
-    assert note in meshwright("launch", *on, "--scheduler", "slurm").err
+    assert note.endswith(f"; meshwright recommend {' '.join((on[0], on[3]))} --gpus 16x8xH100 plans the layout there")
+    assert note.partition("; ")[0] in meshwright("launch", *on, "--scheduler", "slurm").err
 
 
 def test_what_is_worth_considering_brings_no_finding_on_the_training(meshwright: Any) -> None:

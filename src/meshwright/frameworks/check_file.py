@@ -130,7 +130,9 @@ def check(
         # Fixes are pasted into a string variable, where quotes would be characters.
         found = _with_fixes(found, lambda fix: tuple(map(unquoted, fix)))
     imported = import_recipe(framework, content, model, list(overrides), goal) if batch_note else None
-    return found if imported is None else _with_batch_note(found, imported)
+    if imported is None:
+        return found
+    return _with_batch_note(found, imported, (content.path, *overrides) if model is None and goal is None else ())
 
 
 def _with_ways(result: CheckResult, options: Sequence[str]) -> CheckResult:
@@ -159,8 +161,11 @@ def _with_fixes(result: CheckResult, written: Callable[[Sequence[str]], tuple[st
     return msgspec.structs.replace(result, findings=tuple(findings), repair=repair)
 
 
-def _with_batch_note(result: CheckResult, imported: ImportedRecipe) -> CheckResult:
-    """Return the result with a note on a faster batch, in the framework's keys, where the file's divides badly."""
+def _with_batch_note(result: CheckResult, imported: ImportedRecipe, target: Sequence[str]) -> CheckResult:
+    """Return the result with a note on a faster batch, in the framework's keys, where the file's divides badly.
+
+    `target` are the words that name the file in a command, with the user's overrides.
+    """
     on, estimate = result.cluster, result.estimate
     if on is None or estimate is None or result.model is None or result.recipe.train.global_batch_size % on.world == 0:
         return result
@@ -169,7 +174,7 @@ def _with_batch_note(result: CheckResult, imported: ImportedRecipe) -> CheckResu
     def written(changes: Sequence[str]) -> str:
         return " ".join(their_fix(imported, result.recipe, changes))
 
-    notes = batch_notes(case, result.findings, float(estimate.step_s), result.repair, written)
+    notes = batch_notes(case, result.findings, float(estimate.step_s), result.repair, written, target)
     return msgspec.structs.replace(result, notes=(*result.notes, *notes)) if notes else result
 
 

@@ -72,6 +72,7 @@ def check_native(
     estimate = costs.estimate(case)
     only_memory = all(f.rule.startswith("memory.") for f in found if f.severity == "error")
     needs_options = advice and only_memory and not bool(estimate.fits)
+    named = (*words, *(("--engine", engine) if words and engine != recipe.engine else ()))
     lines = {key: setting.line for key, setting in content.settings.items()} if content else {}
     return RecipeCheckResult(
         framework=NAME,
@@ -84,7 +85,7 @@ def check_native(
         findings=tuple(_with_location(f, content, lines) for f in found),
         estimate=estimate,
         repair=repair,
-        notes=(*_batch_notes(case, found, estimate, repair), *host_memory_notes(estimate, on)),
+        notes=(*_batch_notes(case, found, estimate, repair, named), *host_memory_notes(estimate, on)),
         options=(options_for_recipe(recipe, model, on, engine, words, options) if needs_options else ()),
     )
 
@@ -100,10 +101,10 @@ OF_COUNTS = {
 
 
 def _batch_notes(
-    case: Case, found: Collection[Finding], estimate: costs.Estimate, repair: Repair | None
+    case: Case, found: Collection[Finding], estimate: costs.Estimate, repair: Repair | None, target: Sequence[str]
 ) -> tuple[str, ...]:
     """Return a faster batch near the recipe's if that divides into few layouts: of the repair, if there are errors."""
-    return batch_notes(case, found, float(estimate.step_s), repair, shlex.join)
+    return batch_notes(case, found, float(estimate.step_s), repair, shlex.join, target)
 
 
 def batch_notes(
@@ -112,8 +113,12 @@ def batch_notes(
     step_s: float,
     repair: Repair | None,
     written: Callable[[Sequence[str]], str],
+    target: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the note on a faster batch, with its overrides as `written`; none if they cannot be."""
+    """Return the notes on a faster batch, with its overrides as `written`, and on fewer nodes.
+
+    No batch is noted whose overrides cannot be written; `target` are the words that name the recipe in a command.
+    """
     if int(case.global_batch_size) % int(case.world) == 0 or case.recipe.benchmark:
         return ()
     # Errors of a launcher or of a framework's own rules change no step time.
@@ -126,7 +131,8 @@ def batch_notes(
         return ()
     other = fitting_batch(case, step_s)
     words = written(other.overrides) if other is not None else ""
-    return (*((other.note(case, step_s, words),) if other is not None and words else ()), *node_note(case, step_s))
+    batch = (other.note(case, step_s, words),) if other is not None and words else ()
+    return (*batch, *node_note(case, step_s, target))
 
 
 def _with_location(finding: Finding, content: Content | None, lines: Mapping[str, int]) -> Finding:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -58,15 +59,21 @@ def _quickly(case: Case) -> Candidate | None:
     return choose(list(score(case, {}, NODES_SPACE)), case)
 
 
-def node_note(case: Case, step_s: float) -> tuple[str, ...]:
-    """Return a note on fewer nodes for a recipe whose layout takes this step time."""
+def node_note(case: Case, step_s: float, words: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return a note on fewer nodes for a recipe whose layout takes this step time; `words` name it in a command."""
     found = fewer_nodes(case, step_s)
     if found is None:
         return ()
     ratio, on = found.layout.step_s / step_s, found.case.cluster
     if not is_worth(on.nodes, case.cluster.nodes, ratio):
         return ()
-    return (f"{title(ratio)}: {why(case, on, step_s, found.layout.step_s)}",)
+    planned = "" if on.racks and on.file else f"; {_command(on, words)} plans the layout there"
+    return (f"{title(ratio)}: {why(case, on, step_s, found.layout.step_s)}{planned}",)
+
+
+def _command(on: Cluster, words: Sequence[str]) -> str:
+    """Return the command that plans the layout on fewer nodes, which is another one."""
+    return f"{shlex.join(('meshwright', 'recommend', *words))} {on.nodes_setting}" if words else "meshwright recommend"
 
 
 def why(case: Case, fewer: Cluster, step_s: float, other_s: float) -> str:
