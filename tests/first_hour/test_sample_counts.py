@@ -187,3 +187,22 @@ def test_the_doctor_reads_the_batch_of_the_trainers_banner() -> None:
     assert not any("does not state the global batch size" in one for one in found.notes)
     figures = {one.name: one.measured for one in found.figures}
     assert figures["tokens/s/GPU"] == pytest.approx(16 * 4096 / figures["step time"], rel=0.01)
+
+
+def test_speed_says_that_its_steps_have_full_samples_where_those_of_the_data_are_shorter(meshwright: Any) -> None:
+    row = {"messages": [{"role": "user", "content": "Hi " * 40}, {"role": "assistant", "content": "yes " * 300}]}
+    Path("chats.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
+    Path("sft.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\nfrom datasets import load_dataset\n"
+        'args = SFTConfig(output_dir="out", per_device_train_batch_size=2, max_length=4096, bf16=True)\n'
+        'SFTTrainer(model="Qwen/Qwen3-0.6B", args=args, train_dataset=load_dataset("json", data_files="chats.jsonl"))\n'
+    )
+    words = ("recommend", "sft.py", "--gpus", "1xH100")
+    answer = meshwright(*words)
+    assert answer.code == 0
+    lines = [line.strip() for line in answer.out.splitlines()]
+    said = next(line for line in lines if line.startswith("of samples of "))
+    assert "tokens on average, takes" in said
+    budget = meshwright(*words, "--json").json["budget"]
+    own = float(said.partition("takes ")[2].partition(" s")[0])
+    assert own * budget["steps"] == pytest.approx(budget["days"] * 86400 * budget["goodput"]["share"], rel=0.02)

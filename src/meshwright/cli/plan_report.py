@@ -26,10 +26,13 @@ from meshwright.cli.layout import (
     option_lines,
     parameters_text,
     repair_lines,
+    seconds,
     speed_line,
     titled,
 )
 
+SECONDS_PER_DAY = 86400
+FULL_STEP = 0.98  # share of a step's tokens from which its samples are full
 SLOW_MFU = 0.2  # below it, another layout is probably much faster
 
 
@@ -46,7 +49,7 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"], with_value=True)])
     titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
-        titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        titled(out, "Speed", _speed_lines(answer))
     titled(out, "Budget", budget_lines(answer, found.question.cluster.world))
     if "smallest_that_fits" in answer:
         titled(out, "Needs", [_needs_line(answer, found.question.cluster)])
@@ -138,7 +141,7 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"], with_value=True)])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
-        titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        titled(out, "Speed", _speed_lines(answer))
         titled(out, "Step", [_step_line(answer["estimate"])])
         titled(out, "Budget", budget_lines(answer, found.question.cluster.world))
     else:
@@ -213,6 +216,19 @@ def _typed_value(value: Any) -> str:
 def size(answer: Answer, found: Any) -> None:
     """Print GPU counts as a table."""
     print_sizes(answer)
+
+
+def _speed_lines(answer: Answer) -> list[str]:
+    """Return the speed of steps of full samples; the budget's steps are shorter if the samples of the data are."""
+    contract, budget = answer["contract"], answer.get("budget")
+    length, samples = contract["seq_length"], contract["global_batch_size"]
+    speed, convention = speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"
+    if not budget or budget["tokens_per_step"] >= FULL_STEP * length * samples:
+        return [speed, convention]
+    own = budget["days"] * SECONDS_PER_DAY * budget["goodput"]["share"] / budget["steps"]
+    tokens = f"{budget['tokens_per_step'] / samples:,.0f}"
+    note = f"of samples of {length:,} tokens; a step of the data's samples, {tokens} tokens on average, takes "
+    return [speed, f"{note}{seconds(own)} s, which the budget has", convention]
 
 
 def _needs_line(answer: Answer, on: Any) -> str:
