@@ -314,7 +314,7 @@ def test_a_minimum_rate_has_no_noise_of_floats(meshwright: Any, folder: Path) ->
 def test_a_warning_of_an_export_keeps_no_fix_that_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fixes = ("layout.tp=1", "layout.cp=1")
     stays = Finding("automodel.some-warning", "warning", "layout.tp", "it stays", fixes)
-    monkeypatch.setattr(export_findings, "framework_findings", lambda *_: [stays])
+    monkeypatch.setattr(export_findings, "framework_findings", lambda *_, **__: [stays])
     recipe, on = recipes.index.load("llama3_8b_pretrain_config"), cluster("8xH100")
     checked = frameworks.check_native(recipe, on, "automodel")
     theirs = frameworks.framework("automodel")

@@ -203,7 +203,7 @@ def test_a_cluster_file_sets_the_links_of_superchips(meshwright: Any, tmp_path: 
         words = ("llama3-8b", "--gpus", str(file), "--goal", "pretrain", "layout.tp=4", "--json")
         answer = meshwright("recommend", *words).json
         steps[domain] = answer["estimate"]["step_s"]
-        assert bool(_assumed(answer, "nodes")) is (domain == 4)  # a rack, as NVLink connects more than a node
+        assert answer["question"]["gpus"] == "32x4xGH200"
     typed = meshwright("recommend", "llama3-8b", "--gpus", "32x4xGH200", "--goal", "pretrain", "layout.tp=4", "--json")
     assert steps[1] > 1.5 * steps[4]
     assert steps[4] == pytest.approx(typed.json["estimate"]["step_s"])
