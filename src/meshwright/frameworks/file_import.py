@@ -23,7 +23,7 @@ from meshwright.frameworks.mapping import fields_set_by, relevant_fields, same_v
 from meshwright.frameworks.model_match import find_local_model, find_model, model_option
 from meshwright.frameworks.open_length import LENGTHS, open_length
 from meshwright.frameworks.result import CheckResult
-from meshwright.frameworks.to_recipe import WARMUP, ImportedRecipe, complete, gpu_variant, import_recipe
+from meshwright.frameworks.to_recipe import GLOBAL_BATCH, WARMUP, ImportedRecipe, complete, gpu_variant, import_recipe
 from meshwright.models import ModelSpec, names
 from meshwright.planner.plan import OPEN_LENGTH
 from meshwright.recipes import overrides as override
@@ -132,6 +132,7 @@ def import_file(
             *_assumed_fields(settings, named),
             *_assumed_length(content.path, settings, named, overrides),
             *_assumed_goal(settings, goal),
+            *_assumed_batch(content.path, settings, on),
             *warmup,
             *per_epoch,
         ),
@@ -354,3 +355,19 @@ def _assumed_goal(settings: ImportedRecipe, goal: str | None) -> Iterator[Assump
         value = settings.parsed.goal
         text = f"goal {value} is assumed: the file does not name one; write --goal sft or peft"
         yield Assumption("goal", value, text)
+
+
+def _assumed_batch(path: str, settings: ImportedRecipe, on: Cluster) -> Iterator[Assumption]:
+    """Yield the global batch of another number of GPUs than the file starts, if it follows from them."""
+    request = settings.parsed.gpu_request
+    if request.is_example or request.count in (None, on.world):
+        return
+    if GLOBAL_BATCH in settings.typed or GLOBAL_BATCH in settings.mapped.source_keys:
+        return
+    there = Cluster(on.gpu, 1, int(request.count or 1))
+    now, own = (complete(settings, one).train.global_batch_size for one in (on, there))
+    if now != own:
+        text = f"{GLOBAL_BATCH}={now:,} on {on.world:,} GPUs: the micro batches of a rank stay as in {path}, which has "
+        yield Assumption(
+            GLOBAL_BATCH, str(now), f"{text}{own:,} on its {there.world:,} GPUs; {GLOBAL_BATCH}={own} keeps that"
+        )

@@ -15,7 +15,7 @@ from meshwright.frameworks import trl_data
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.trainer_args import ADAPTER, CHATS, PROGRAM, TRAINER, WRITTEN
 from meshwright.frameworks.trainer_fields import EVALUATIONS, OFF
-from meshwright.frameworks.types import ExportedConfig, Program, ProgramArguments, SourcedValue, UnmappedField
+from meshwright.frameworks.types import ExportedConfig, Program, ProgramArguments, SourcedValue, UnmappedField, as_int
 from meshwright.recipes.types import Recipe, field_value
 
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
@@ -149,8 +149,7 @@ def _changes(
         in_code = bool(name and program.place_in_code(name))  # which keeps its relative path
         if name and before != after and not (in_code and before and str(Path(before).resolve()) == after):
             found[name] = after or None
-    old, new = _batch(base, own), _batch(recipe, on)
-    found |= {name: value for name, value in new.items() if value != old[name]}
+    found |= _changed_batch(program, base, own, recipe, on)
     gone = {other for name in found for other in GIVEN_UP.get(name, ()) if other in program.given}
     return {**found, **dict.fromkeys(gone)}, lost
 
@@ -160,6 +159,20 @@ def _in_code(program: ProgramArguments, name: str, value: Any) -> str:
     text = READ_BY_LOAD_DATASET.get(name)
     place = program.place_in_code(name)
     return f"{place}: {text.format(repr(value))}" if text and value else program.formatted(name, value)[0]
+
+
+def _changed_batch(
+    program: ProgramArguments, base: Recipe, own: Cluster, recipe: Recipe, on: Cluster
+) -> dict[str, Any]:
+    """Return the arguments of another batch; the program's own may contradict its config, and then change with it."""
+    old, new = _batch(base, own), _batch(recipe, on)
+    if (base.train.global_batch_size, base.layout.micro_batch_size) != (
+        recipe.train.global_batch_size,
+        recipe.layout.micro_batch_size,
+    ):
+        given = {name: program.given.get(name) for name in old}
+        old = {name: value if (one := given[name]) is None else as_int(one) or value for name, value in old.items()}
+    return {name: value for name, value in new.items() if value != old[name]}
 
 
 def _batch(recipe: Recipe, on: Cluster) -> Mapping[str, Any]:

@@ -82,6 +82,8 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
         return self.parsed.engine or self.framework.engine
 
 
+SHARES = ("layout.micro_batch_size", "layout.tp", "layout.pp", "layout.cp", "layout.ep")
+"""Fields of the layout that change how many micro batches a step has, and not the samples of a step."""
 TO_WRITE = re.compile(r"; write (\w+\.\w+)=")
 """The override that a note on a missing value asks for: the note goes once it is typed."""
 
@@ -117,8 +119,8 @@ def import_recipe(
     unknown = tuple(
         field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
     )
-    layout = {*framework.batch_follows} & {text.partition("=")[0].strip() for text in texts}
-    keeps_batch = bool(layout and framework.accumulation_key) and GLOBAL_BATCH not in requested
+    keeps_batch = framework.complete is not None and not requested.keys().isdisjoint(SHARES)
+    keeps_batch = keeps_batch and GLOBAL_BATCH not in requested
     return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model, requested, keeps_batch)
 
 
