@@ -369,7 +369,7 @@ def test_truncated_and_dropped_rows_are_logged(
     open_instructions(recipe(path, marked), VOCAB)
     logged = capsys.readouterr().err
     assert "2 of 3 conversations" in logged
-    assert "2 truncated" in logged
+    assert "1 of them truncated" in logged
     assert "1 dropped: 1 without target tokens after truncation" in logged
     open_instructions(recipe(path, marked, truncation="drop"), VOCAB)
     assert "2 dropped: 2 too long" in capsys.readouterr().err

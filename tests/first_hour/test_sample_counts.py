@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import meshwright as library
+from meshwright.api import sample_lengths
 from meshwright.api.dataset_length import dataset_notes
 from meshwright.cli.run import run
 from meshwright.errors import InputError
@@ -206,3 +207,82 @@ def test_speed_says_that_its_steps_have_full_samples_where_those_of_the_data_are
     budget = meshwright(*words, "--json").json["budget"]
     own = float(said.partition("takes ")[2].partition(" s")[0])
     assert own * budget["steps"] == pytest.approx(budget["days"] * 86400 * budget["goodput"]["share"], rel=0.02)
+
+
+BEHIND = "x" * 700  # a question whose answer starts after 512 tokens
+
+
+def notes(name: str) -> str:
+    rows = [chat("Restart it.", f"{number} {BEHIND if number % 10 == 0 else 'why?'}") for number in range(40)]
+    return write(name, *rows, *(chat(" ", f"{number}") for number in range(3)))
+
+
+def row_findings(found: Any) -> list[Any]:
+    return [one for one in found.findings if one.rule == "data.rows"]
+
+
+def test_rows_that_train_drops_are_counted_the_same_everywhere() -> None:
+    name = notes("notes.jsonl")
+    words = [f"data.dataset={name}", "data.tokenizer=bytes", "data.seq_length=512", "train.epochs=3"]
+    shown = library.samples(PEFT, overrides=words, count=1)
+    assert (shown.kept, shown.dropped, shown.truncated) == (36, 7, 0)
+    assert "notes.jsonl:11: " in " ".join(shown.dropped_rows)
+    expected = ("3 of 43 rows will be dropped", "4 more of 43 rows will be dropped (counted with bytes; 7 in all)")
+    checked = library.check(PEFT, gpus="1xH100", overrides=words)
+    planned = library.recommend("qwen3-8b", goal="peft", gpus="1xH100", overrides=words)
+    estimated = library.estimate(PEFT, gpus="1xH100", overrides=words)
+    for answer in (checked, planned, estimated):
+        found = row_findings(answer)
+        assert [one.severity for one in found] == ["warning", "warning"]
+        assert all(one.message.startswith(text) for one, text in zip(found, expected, strict=True))
+        assert found[1].fix == ("data.seq_length=1024",)
+    [left] = row_findings(
+        library.check(PEFT, gpus="1xH100", overrides=[*words[:2], words[3], *row_findings(checked)[1].fix])
+    )
+    assert left.message.startswith("3 of 43 rows")
+
+
+def test_without_a_tokenizer_answers_behind_the_cut_are_estimated() -> None:
+    name = notes("notes.jsonl")
+    words = [f"data.dataset={name}", "data.seq_length=128", "data.packing=true", "train.epochs=3"]
+    found = library.recommend("qwen3-8b", goal="peft", gpus="1xH100", overrides=words)
+    assert row_findings(found)[1].message.startswith("about 4 of 43 rows will be dropped (estimated by bytes)")
+    assert "4 rows longer than data.seq_length=128 dropped" in found.budget.tokens_from  # type: ignore[union-attr]
+    long_answers = write("long.jsonl", *(chat("Restart it. " * 90, f"{number}") for number in range(20)))
+    words[0] = f"data.dataset={long_answers}"
+    cut = library.recommend("qwen3-8b", goal="peft", gpus="1xH100", overrides=words)
+    assert not row_findings(cut)
+    assert "20 rows longer than data.seq_length=128 cut" in cut.budget.tokens_from  # type: ignore[union-attr]
+    fronts = library.check(PEFT, gpus="1xH100", overrides=[*words, "data.truncation=start"])
+    assert not row_findings(fronts)
+
+
+def test_a_length_that_needs_another_layout_is_suggested_with_it() -> None:
+    name = write("notes.jsonl", *(chat("Restart it.", f"{number} " + "x" * 7000) for number in range(4)), chat("Yes."))
+    words = [
+        f"data.dataset={name}",
+        "data.tokenizer=bytes",
+        "train.epochs=100",
+        "peft.method=qlora",
+        "data.seq_length=1024",
+    ]
+    [found] = row_findings(
+        library.check("qwen3_8b_peft_config", gpus="1xA10G", overrides=[*words, "peft.method=qlora"])
+    )
+    assert found.fix[0].startswith("data.seq_length=")
+    after = library.check(PEFT, gpus="1xA10G", overrides=[*words[:-1], *found.fix])
+    assert after.ok
+    assert not row_findings(after)
+
+
+def test_lengths_are_counted_once_for_a_state_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = notes("notes.jsonl")
+    words = [f"data.dataset={name}", "data.tokenizer=bytes", "data.seq_length=512", "train.epochs=3"]
+    first = row_findings(library.check(PEFT, gpus="1xH100", overrides=words))
+    sample_lengths._tokenize.cache_clear()
+    monkeypatch.setattr("meshwright.engine.data.tokenizers.load_tokenizer", lambda *_: pytest.fail("loads a tokenizer"))
+    monkeypatch.setattr("meshwright.engine.data.rendered.load_tokenizer", lambda *_: pytest.fail("loads a tokenizer"))
+    assert row_findings(library.check(PEFT, gpus="1xH100", overrides=words)) == first
+    Path(name).write_text(Path(name).read_text() + json.dumps(chat("Yes.")) + "\n")
+    with pytest.raises(pytest.fail.Exception):
+        library.check(PEFT, gpus="1xH100", overrides=words)

@@ -15,12 +15,14 @@ from meshwright.api.argument_names import recipe_key
 from meshwright.api.check_targets import is_config_folder, is_glob, is_model_with_configs
 from meshwright.api.data_findings import check_data, data_findings, unreadable_rows
 from meshwright.api.dataset_length import epochs_beside, epochs_of, few_updates
+from meshwright.api.dropped_rows import dropped_rows
 from meshwright.api.engine_configs import CONFIGS, exported_for
 from meshwright.api.inputs import command_words
 from meshwright.api.length_notes import length_notes
 from meshwright.api.questions import load_calibration
 from meshwright.api.recipe_cluster import cluster_for
 from meshwright.api.resolve import model_named
+from meshwright.api.sample_lengths import on_engine
 from meshwright.api.suppression import suppressed
 from meshwright.api.targets import file_of, job_for
 from meshwright.api.verb_function import verb, with_gpu_count
@@ -128,12 +130,16 @@ def _check(request: requests.Check, own_count: bool) -> CheckResult:
             advice=request.advice,
             goal=goal,
             batch_note=True,
-            count=epochs_beside(content.folder),
+            count=epochs_beside(content.folder, theirs.engine),
             options=_repeated(request),
         )
         typed = any(one.partition("=")[0].strip() == "data.dataset" for one in request.overrides)
         counted, file = typed and result.recipe is not None, frameworks.with_settings(theirs, content)
-        notes = length_notes(result.recipe, result.engine, file.settings, content.all_text) if counted else ()
+        notes = (
+            length_notes(on_engine(result.recipe, result.engine), result.engine, file.settings, content.all_text)
+            if counted
+            else ()
+        )
         rows = () if result.recipe is None else tuple(unreadable_rows(result.recipe, content.folder))
         return msgspec.structs.replace(result, findings=(*result.findings, *rows), notes=(*result.notes, *notes))
     options = {"framework": request.framework, "model": request.model}
@@ -148,10 +154,11 @@ def _check(request: requests.Check, own_count: bool) -> CheckResult:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
     length = job.open_length(result.recipe)
     batch = few_updates(result.recipe, result.cluster.world, result.engine)
+    rows = data_findings(result.recipe, thorough=True)
+    if not any(one.severity == "error" for one in rows):
+        rows += dropped_rows(planner.case_of(result.recipe, result.model, result.cluster, result.engine))
     result = msgspec.structs.replace(
-        result,
-        findings=(*result.findings, *data_findings(result.recipe, thorough=True), *batch),
-        notes=(*result.notes, *([length] if length else [])),
+        result, findings=(*result.findings, *rows, *batch), notes=(*result.notes, *([length] if length else []))
     )
     return result if content is None else msgspec.structs.replace(result, file=content.path)
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import msgspec
 
 from meshwright import extras, file_access
 from meshwright.api.paths import looks_like_path, several_files_error
+from meshwright.api.sample_lengths import tokenized_with
 from meshwright.display import plural
 from meshwright.errors import InputError, some
 from meshwright.notes import no_notes
@@ -23,6 +25,7 @@ from meshwright.rules import Finding
 from meshwright.version import VERSION
 
 if TYPE_CHECKING:
+    from meshwright.engine.data.files import Rows
     from meshwright.engine.data.row_errors import CheckedRows
     from meshwright.frameworks.result import CheckResult
 
@@ -180,7 +183,8 @@ def _dropped(found: CheckedRows, field: str) -> Iterator[Finding]:
     from meshwright.engine.data.row_errors import SHOWN_ERRORS, without_rows
 
     if found.untrainable:
-        count = f"{len(found.untrainable):,} of {plural(found.rows, 'row')} will be dropped"
+        rows = plural(found.rows, "row") if found.complete else f"the first {found.rows:,} rows"
+        count = f"{len(found.untrainable):,} of {rows} will be dropped"
         message = f"{count}: {some(found.untrainable, SHOWN_ERRORS, '; ')}"
         other = " | ".join(without_rows(found.untrainable)) or NO_FIX
         yield Finding(DATA_ROWS, "warning", field, message, (), no_fix=other)
@@ -211,10 +215,20 @@ def _checked(recipe: Recipe, key: str, name: str, thorough: bool) -> CheckedRows
     with no_notes():
         rows = find_rows(Path(name).expanduser(), "train" if key != "data.dataset" and single else data.split, name)
         columns = dataset_columns(name, data.columns)
-        found = check_rows(rows, columns, data.train_on, CHECKED_ROWS)
-        if thorough and (render := _template(recipe)) is not None:
+        found = _parsed(rows, msgspec.json.encode(columns), data.train_on, msgspec.json.encode(rows.state()))
+        rendered = key == "data.dataset" and tokenized_with(recipe)  # all of its rows
+        if thorough and not rendered and (render := _template(recipe)) is not None:
             check_rows(rows, columns, data.train_on, RENDERED_ROWS, render)
     return found
+
+
+@lru_cache(maxsize=8)
+def _parsed(rows: Rows, columns: bytes, train_on: str, state: bytes) -> CheckedRows:
+    """Return what the first rows of a dataset are: a plan asks several times for those of one state of its files."""
+    from meshwright.engine.data.row_errors import check_rows
+
+    del state  # part of the cache key
+    return check_rows(rows, msgspec.json.decode(columns), train_on, CHECKED_ROWS)
 
 
 def _template(recipe: Recipe) -> Callable[[Any, str], object] | None:

@@ -15,15 +15,14 @@ import numpy as np
 from meshwright import file_access
 from meshwright.api.data_findings import NO_VALIDATION, UNUSED_ANSWERS, data_findings, names_a_file
 from meshwright.api.paths import looks_like_path, several_files
+from meshwright.api.row_bytes import file_sizes, row_count, rows_of
 from meshwright.api.sample_lengths import (
     MAX_COUNTED_BYTES,
-    file_sizes,
+    on_engine,
     own_lengths,
-    row_count,
-    rows_of,
+    own_samples,
     stored_tokens,
     tokenized_with,
-    untruncated_lengths,
 )
 from meshwright.display import plural
 from meshwright.planner.budget import Epochs
@@ -52,6 +51,7 @@ class _Counted(msgspec.Struct, frozen=True):
 def epochs_of(recipe: Recipe, engine: Engine = OUR_ENGINE) -> Epochs | None:
     """Return the samples that a recipe's epochs over a local file or folder have; None if they are not known."""
     epochs = recipe.train.epochs
+    recipe = recipe if engine == OUR_ENGINE else on_engine(recipe, engine)
     counted = _count(recipe, engine) if epochs else None
     if counted is None:
         return None
@@ -80,11 +80,11 @@ def share_of_data(recipe: Recipe, engine: Engine = OUR_ENGINE) -> str:
     )
 
 
-def epochs_beside(folder: Path | None) -> Callable[[Recipe], Epochs | None]:
-    """Return epochs_of for the recipe of a file in `folder`: its program starts there, and so do relative paths."""
+def epochs_beside(folder: Path | None, engine: Engine) -> Callable[[Recipe], Epochs | None]:
+    """Return epochs_of for the recipe of another framework's file: its program starts in `folder`, as do its paths."""
 
     def count(recipe: Recipe) -> Epochs | None:
-        return epochs_of(with_data_beside(recipe, folder))
+        return epochs_of(on_engine(with_data_beside(recipe, folder), engine))
 
     return count
 
@@ -313,16 +313,14 @@ def _packed(samples: int) -> str:
 def _estimated(recipe: Recipe, samples: int) -> str:
     """Return a number of packed samples that was counted without the tokenizer, in words."""
     text = f"about {_packed(samples)}, at {bytes_per_token(recipe):g} bytes per token"
-    lengths, most = untruncated_lengths(recipe), recipe.data.seq_length
-    longer = 0 if lengths is None else int((lengths > most + 1).sum())
-    if not longer:
+    found = own_samples(recipe)
+    counts = {} if found is None else {"cut": found.truncated, "dropped": found.dropped}
+    parts = [f"{count:,} {done}" for done, count in counts.items() if count]
+    if not parts:
         return text
-    return (
-        f"{text}, {plural(longer, 'row')} longer than data.seq_length={most} {_CUT.get(recipe.data.truncation, 'cut')}"
-    )
-
-
-_CUT = {"drop": "dropped"}
+    rows = plural(sum(counts.values()), "row")
+    done = next(one for one, count in counts.items() if count) if len(parts) == 1 else f"({', '.join(parts)})"
+    return f"{text}, {rows} longer than data.seq_length={recipe.data.seq_length} {done}"
 
 
 def _part(lengths: Any, share: float) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from meshwright import file_access, rules
-from meshwright.api.data_findings import data_findings, without_validation
+from meshwright.api.data_findings import DATA_ROWS, data_findings, without_validation
 from meshwright.api.dataset_length import (
     BATCH,
     FEW_UPDATES,
@@ -20,14 +20,16 @@ from meshwright.api.dataset_length import (
     sample_width,
     updates_of,
 )
-from meshwright.api.sample_lengths import own_lengths, tokenized_with
+from meshwright.api.dropped_rows import dropped_rows
+from meshwright.api.paths import looks_like_path
+from meshwright.api.sample_lengths import on_engine, own_lengths, tokenized_with
 from meshwright.display import short_number
 from meshwright.planner import Plan, Suggestion, examine, held_in_a_search
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.replacements import bytes_per_token
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
 from meshwright.rules import Finding
 from meshwright.rules.data import few_steps, needs_equal_lengths, streams_unknown_lengths
 from meshwright.rules.repeated_data import USUAL_EPOCHS
@@ -62,7 +64,7 @@ def _leaves_few_updates(plan: Plan, suggestion: Suggestion, epochs: Epochs) -> b
 
 def _with_data_errors(plan: Plan) -> Plan:
     """Return the plan with what train refuses of the user's own data, as check and train report it."""
-    found = (*(_data_errors(plan.recipe) if has_own_data(plan) else ()), *_without_validation(plan.recipe))
+    found = (*_row_findings(plan), *_without_validation(plan.recipe))
     return msgspec.structs.replace(plan, findings=(*found, *plan.findings)) if found else plan
 
 
@@ -75,13 +77,24 @@ def has_own_data(plan: Plan) -> bool:
     return any(change.field == "data.dataset" for change in plan.changes)
 
 
-def _data_errors(recipe: Recipe) -> tuple[Finding, ...]:
-    return tuple(one for one in data_findings(recipe, thorough=True) if one.severity == "error")
+def _is_here(recipe: Recipe) -> bool:
+    """Return whether a recipe trains on a file or folder of this machine."""
+    return not file_access.closed() and looks_like_path(recipe.data.dataset)
+
+
+def _row_findings(plan: Plan) -> tuple[Finding, ...]:
+    """Return what train refuses of the user's rows, and the warnings of rows that it drops, as check reports them."""
+    own = plan.case.engine == ENGINES[0] and _is_here(plan.recipe)
+    found = data_findings(plan.recipe, thorough=True) if own or has_own_data(plan) else ()
+    errors = tuple(one for one in found if one.severity == "error")
+    if errors or not own:
+        return errors
+    return (*(one for one in found if one.rule == DATA_ROWS), *dropped_rows(plan.case))
 
 
 def _with_counted_steps(plan: Plan) -> Plan:
     """Return the plan with the findings that the steps of its epochs add: a search does not know them."""
-    epochs = epochs_of(plan.recipe)
+    epochs = epochs_of(on_engine(plan.recipe, plan.case.engine))
     if epochs is None:
         return plan
     counted = epochs.counted(plan.case)
@@ -102,7 +115,7 @@ def _leaves_few_steps(suggestion: Suggestion, counted: Case) -> bool:
 
 
 def _less_padding(plan: Plan) -> Iterable[Suggestion]:
-    data, lengths = plan.recipe.data, own_lengths(plan.recipe)
+    data, lengths = plan.recipe.data, own_lengths(on_engine(plan.recipe, plan.case.engine))
     if lengths is None or data.packing or not plan.exists:
         return
     seq, mean = data.seq_length, float(np.minimum(lengths, data.seq_length).mean())

@@ -56,7 +56,7 @@ class SamplesResponse(Response, frozen=True, kw_only=True):
     dropped: int
     dropped_rows: Sequence[str]  # the first of them, with the reason
     duplicates: int
-    truncated: int
+    truncated: int  # conversations that lost tokens and are used
     longest: int
     tokens: int
     target_tokens: int
@@ -99,7 +99,7 @@ def samples(request: requests.Samples) -> SamplesResponse:
         raise InputError(reason, field="samples", value=recipe.data.dataset, fix=fix)
     check_run_paths(recipe, None)
     from meshwright.engine.data.rendered import render
-    from meshwright.engine.data.sft_cache import total_stats
+    from meshwright.engine.data.tokenization_stats import total_stats
 
     parts = [_part(recipe, name) for name in recipe.data.blend] or [recipe]
     all_found = [render(part, request.count) for part in parts]
@@ -120,7 +120,7 @@ def samples(request: requests.Samples) -> SamplesResponse:
         dropped=stats.rows - stats.kept,
         dropped_rows=stats.dropped_rows,
         duplicates=stats.duplicates,
-        truncated=stats.truncated,
+        truncated=stats.used_truncated,
         longest=stats.max_length,
         tokens=stats.tokens,
         target_tokens=stats.target_tokens,

@@ -412,7 +412,7 @@ def _imported(
         model=None if model is None else model_named(model),
         goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
         overrides=overrides,
-        count=epochs_beside(content.folder),
+        count=epochs_beside(content.folder, theirs.engine),
         references=references,
     )
     options = (("--framework", named), ("--model", model), ("--goal", goal))

@@ -112,10 +112,10 @@ def samples(answer: Answer, found: Any) -> None:
             for place, line in enumerate(span["text"].removesuffix("\n").split("\n")):
                 out.print(f"[{style}]{'' if place else label:<8}| {escape(line)}[/]")
     packed = "packed into" if answer["packing"] else "padded to"
+    used = f"{answer['kept']:,} of {plural(answer['rows'], 'conversation')} used"
     out.print(
-        f"\n{answer['kept']:,} of {plural(answer['rows'], 'conversation')} used, {answer['truncated']:,} truncated, "
-        f"{answer['dropped']:,} dropped; the longest has {answer['longest']:,} tokens, data.seq_length is "
-        f"{answer['seq_length']:,}"
+        f"\n{used} ({answer['truncated']:,} of them truncated), {answer['dropped']:,} dropped; "
+        f"the longest has {answer['longest']:,} tokens, data.seq_length is {answer['seq_length']:,}"
     )
     rest = answer["dropped"] - len(answer["dropped_rows"])
     for line in (*answer["dropped_rows"], *([f"{rest:,} more"] if rest > 0 else [])):

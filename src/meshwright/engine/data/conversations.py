@@ -465,13 +465,19 @@ def untrainable_reason(conversation: Conversation, train_on: str) -> str:
         return ""
     if not answers:
         return "no message has the role assistant"
-    weighted = [message for message in answers[-1:] if train_on == "last_answer"] or answers
-    in_loss = [message for message in weighted if message.get(WEIGHT) != 0]
+    in_loss = answers_in_loss(conversation, train_on)
     if not in_loss:
         return f"{'the last' if train_on == 'last_answer' else 'every'} assistant message has weight 0"
     if not any(message["content"].strip() or message.get("tool_calls") for message in in_loss):
         return "every assistant message is empty"
     return ""
+
+
+def answers_in_loss(conversation: Conversation, train_on: str) -> list[Message]:
+    """Return the answers of a conversation that count in the loss."""
+    answers = [message for message in conversation.messages if message["role"] == "assistant"]
+    weighted = answers[-1:] if train_on == "last_answer" else answers
+    return [message for message in weighted if message.get(WEIGHT) != 0]
 
 
 def unused_names(row: Row, columns: Mapping[str, str]) -> set[str]:

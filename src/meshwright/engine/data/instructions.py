@@ -22,10 +22,11 @@ from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
 from meshwright.engine.data.prompt_response import MockConversations
 from meshwright.engine.data.registered import REGISTRY
 from meshwright.engine.data.sample_types import Sample, Source, no_validation_data
-from meshwright.engine.data.sft_cache import Policy, TokenizationStats, TokenizedConversations, tokenize_conversations
+from meshwright.engine.data.sft_cache import Policy, TokenizedConversations, tokenize_conversations
 from meshwright.engine.data.shuffle import Shuffled
 from meshwright.engine.data.streaming import StreamedConversations
 from meshwright.engine.data.templates import ChatTemplate
+from meshwright.engine.data.tokenization_stats import TokenizationStats
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 from meshwright.engine.data.unused_answers import unused_answers
 from meshwright.engine.metrics.jsonl import log, warn
@@ -153,7 +154,7 @@ def warn_of_unused_answers(name: str, stats: TokenizationStats, data: Data) -> s
 
 def warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None:
     """Warn of many conversations that do not fit into a sample."""
-    cut, dropped = max(0, stats.truncated - stats.no_targets), stats.too_long + stats.no_targets
+    cut, dropped = stats.used_truncated, stats.too_long + stats.no_targets
     if cut + dropped <= FEW_TRUNCATED * stats.rows:
         return
     verbs = {"truncated": cut, "dropped": dropped}

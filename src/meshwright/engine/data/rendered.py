@@ -7,15 +7,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import detect_columns, parse_conversation, untrainable_reason
 from meshwright.engine.data.dataset_registry import dataset_columns, open_rows
 from meshwright.engine.data.instructions import split_by_content, warn_of_truncation, warn_of_unused_answers
+from meshwright.engine.data.length_cache import TrainedLengths
 from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
 from meshwright.engine.data.row_errors import RowColumns, detects_columns
-from meshwright.engine.data.sft_cache import Policy, TokenizationStats, has_tokens, tokenize_conversations, truncate
+from meshwright.engine.data.sft_cache import Policy, has_tokens, tokenize_conversations, truncate
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
+from meshwright.engine.data.tokenization_stats import TokenizationStats
 from meshwright.engine.data.tokenizers import load_tokenizer
 from meshwright.recipes.types import Recipe
 
@@ -50,8 +51,8 @@ class RenderedData(msgspec.Struct, frozen=True):
     rendered: tuple[Rendered, ...]
 
 
-def training_lengths(recipe: Recipe, build: bool) -> NDArray[np.int64] | None:
-    """Return the tokens of every conversation that is trained on, truncated; None if they were not tokenized before.
+def training_lengths(recipe: Recipe, build: bool) -> TrainedLengths | None:
+    """Return the tokens of every conversation that is trained on, and what is left out; None if not tokenized before.
 
     With `build`, they are tokenized, and cached for the run itself.
     """
@@ -61,7 +62,17 @@ def training_lengths(recipe: Recipe, build: bool) -> NDArray[np.int64] | None:
     if not build and not has_tokens(rows, columns, tokenizer, data.chat_template, policy):
         return None
     found = tokenize_conversations(rows, columns, tokenizer, data.chat_template, policy, data.workers)
-    return found.lengths[split_by_content(found, 0.0 if data.validation else data.validation_part, False)]
+    stats = found.stats
+    kept = found.lengths[split_by_content(found, 0.0 if data.validation else data.validation_part, False)]
+    return TrainedLengths(
+        tokens=kept.astype(np.int64).tobytes(),
+        rows=stats.rows,
+        truncated=stats.used_truncated,
+        dropped=stats.too_long + stats.no_targets,
+        untrainable=stats.untrainable,
+        longest=stats.max_length,
+        dropped_rows=tuple(stats.cut_rows),
+    )
 
 
 def render(recipe: Recipe, count: int) -> RenderedData:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,22 +39,17 @@ from meshwright.engine.data.row_errors import (
     plain,
 )
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
+from meshwright.engine.data.tokenization_stats import TokenizationStats, needed_length, total_stats
 from meshwright.engine.data.tokenizers import load_tokenizer
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
 from meshwright.recipes.types import Data
 
-CACHE_VERSION = 7  # increment when the files or the tokens of the same text change
+CACHE_VERSION = 8  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
-MOST_ROWS = 0.9  # share of the conversations that a suggested length fits
 PARALLEL_ROWS = 20_000  # rows from which worker processes pay off
-
-
-def needed_length(tokens: int) -> int:
-    """Return the power of two that data.seq_length needs for so many tokens; the last one is a target only."""
-    return 1 << max(tokens - 2, 0).bit_length()
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,57 +68,6 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     def template(self, tokenizer: Any, file: str) -> ChatTemplate:
         """Return the chat template of a file, or of the tokenizer, that renders conversations by this policy."""
         return ChatTemplate(tokenizer, file, self.train_on, self.merge_system)  # type: ignore[arg-type]  # checked by the recipe
-
-
-class TokenizationStats(msgspec.Struct, frozen=True):
-    """Statistics of the tokenized rows."""
-
-    rows: int = 0
-    kept: int = 0
-    tokens: int = 0
-    target_tokens: int = 0  # tokens in the loss
-    max_length: int = 0  # tokens, before truncation
-    lengths: dict[int, int] = {}  # rows by the power of two that data.seq_length needs for them
-    truncated: int = 0  # rows that lost tokens
-    too_long: int = 0  # rows dropped for their length
-    no_targets: int = 0  # rows dropped because truncation left no target token
-    untrainable: int = 0  # rows dropped because they have no target tokens
-    first_untrainable: str = ""  # location and reason of the first of those
-    dropped_rows: list[str] = []  # locations and reasons of the first dropped rows
-    duplicates: int = 0  # conversations with the tokens of an earlier one
-    columns: dict[str, str] = {}  # of at least one row
-    unused_columns: list[str] = []  # of at least one row
-    mask_source: str = ""  # how answers were located, see ChatTemplate.mask_source
-
-    def fitting(self) -> tuple[int, float, int]:
-        """Return a data.seq_length that fits most conversations whole, their share, and one that fits all."""
-        total, fitted = sum(self.lengths.values()), 0
-        for length, rows in sorted(self.lengths.items()):
-            fitted += rows
-            if fitted >= MOST_ROWS * total:
-                return length, fitted / total, max(self.lengths)
-        return needed_length(self.max_length), 1.0, needed_length(self.max_length)
-
-    def lines(self) -> list[str]:
-        """Return the statistics as log lines."""
-        parts = ", ".join(f"{part} from {column}" for part, column in self.columns.items())
-        dropped = self.too_long + self.no_targets + self.untrainable
-        lines = [
-            f"{self.kept} of {self.rows} conversations, {self.tokens} tokens, {self.target_tokens} of them in the loss "
-            f"({parts}; {self.mask_source})"
-        ]
-        if self.duplicates:
-            lines.append(f"{self.duplicates} repeated")
-        if self.truncated:
-            lines.append(f"{self.truncated} truncated (the longest has {self.max_length} tokens)")
-        if dropped:
-            reasons = [
-                f"{self.too_long} too long" * (self.too_long > 0),
-                f"{self.no_targets} without target tokens after truncation" * (self.no_targets > 0),
-                f"{self.untrainable} without target tokens, first {self.first_untrainable}" * (self.untrainable > 0),
-            ]
-            lines.append(f"{dropped} dropped: {'; '.join(reason for reason in reasons if reason)}")
-        return lines
 
 
 @dataclass(frozen=True)
@@ -291,8 +235,8 @@ class _RowTokenizer:
             untrainable=len(untrainable),
             columns={key: name for _, row in chunk for key, name in self._columns(row).items() if name in row},
             unused_columns=sorted({name for _, row in chunk for name in unused_names(row, self._columns(row))}),
-            first_untrainable=untrainable[0] if untrainable else "",
-            dropped_rows=[*untrainable, *cut][:SHOWN_ERRORS],
+            untrainable_rows=untrainable[:SHOWN_ERRORS],
+            cut_rows=cut[:SHOWN_ERRORS],
         )
         return ChunkResult(kept, stats)
 
@@ -377,37 +321,13 @@ def _write(
                 loss_mask.write(sample.loss_mask.tobytes())
                 lengths.append(len(sample.ids))
                 hashes.append(int.from_bytes(hashlib.blake2b(sample.ids.tobytes(), digest_size=8).digest(), "little"))
-            stats = _sum(stats, result.stats)
+            stats = total_stats((stats, result.stats))
             advance(result.stats.rows)
     if errors or bad:
         raise joined([*errors, *bad], stats.rows + len(bad))
     np.save(folder / "offsets.npy", np.cumsum(np.array(lengths, dtype=np.int64)), allow_pickle=False)
     np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64), allow_pickle=False)
     return msgspec.structs.replace(stats, duplicates=len(hashes) - len(set(hashes)))
-
-
-COUNTS = (
-    *("rows", "kept", "tokens", "target_tokens", "truncated", "too_long", "no_targets", "untrainable"),
-    "duplicates",
-)
-
-
-def total_stats(parts: Sequence[TokenizationStats]) -> TokenizationStats:
-    """Return the statistics of several parts together."""
-    return reduce(_sum, parts, TokenizationStats())
-
-
-def _sum(a: TokenizationStats, b: TokenizationStats) -> TokenizationStats:
-    counts = {name: getattr(a, name) + getattr(b, name) for name in COUNTS}
-    return TokenizationStats(
-        **counts,
-        columns={**a.columns, **b.columns},
-        unused_columns=sorted({*a.unused_columns, *b.unused_columns}),
-        max_length=max(a.max_length, b.max_length),
-        lengths=Counter(a.lengths) + Counter(b.lengths),
-        first_untrainable=a.first_untrainable or b.first_untrainable,
-        dropped_rows=[*a.dropped_rows, *b.dropped_rows][:SHOWN_ERRORS],
-    )
 
 
 def _load(folder: Path) -> TokenizedConversations:
