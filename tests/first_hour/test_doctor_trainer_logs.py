@@ -345,7 +345,8 @@ def test_unpacked_samples_of_the_trainer_are_as_wide_as_the_rows_of_the_data(mes
     answer = meshwright("doctor", str(log), *words, "--json").json
     shown = {one["name"]: one for one in answer["figures"]}
     assert 8 * 60 / 0.5 < shown["tokens/s/GPU"]["measured"] < 8 * 120 / 0.5
-    assert shown["step time"]["estimate"] is None
+    assert shown["step time"]["measured"] == 0.5
+    assert shown["step time"]["estimate"] < 0.4  # of samples as wide as these, not of 2,048 tokens
     assert any("tokens on average, counted in chats.jsonl" in note for note in answer["notes"])
     assert not any("times as fast" in note or "impossible" in note for note in answer["notes"])
     fitted = meshwright("calibrate", str(log), *words, "--json")
@@ -402,3 +403,36 @@ def test_a_loss_that_is_not_a_number_in_fp16_is_answered_with_bf16_first(meshwri
     said = meshwright("doctor", "nan.log", "--recipe", "lora.yaml", "--gpus", "2xRTX3090", "--json").json
     (found,) = [one for one in said["findings"] if one["rule"] == "loss.not-a-number"]
     assert found["remedies"][0]["there"] == ["bf16: true", "fp16: false"]
+
+
+SHORT_SAMPLES = """
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+args = SFTConfig(output_dir="out", max_length=2048, per_device_train_batch_size=1, gradient_accumulation_steps=16,
+    model_init_kwargs={"dtype": "bfloat16"}, learning_rate=2e-4, bf16=True, gradient_checkpointing=True)
+SFTTrainer(model="Qwen/Qwen3-8B", args=args, train_dataset=load_dataset("json", data_files="notes.jsonl")["train"],
+    peft_config=LoraConfig(r=16, task_type="CAUSAL_LM", target_modules="all-linear")).train()
+"""
+
+
+@pytest.mark.parametrize("typed", [(), ("data.seq_length=410",)])
+def test_remedies_of_short_samples_fit_the_longest_ones(
+    meshwright: Any, tmp_path: Path, typed: tuple[str, ...]
+) -> None:
+    (file := tmp_path / "sft.py").write_text(SHORT_SAMPLES)
+    text = ""
+    for step in range(5, 226, 5):
+        took = round(step * 21.3)
+        text += f"{{'loss': '1.4', 'grad_norm': '0.5', 'learning_rate': '1e-4', 'num_tokens': '{step * 16 * 410}'}}\n"
+        text += f"  5%|█         | {step}/225 [{took // 60:02d}:{took % 60:02d}<20:00, 21.30s/it]\n"
+    (log := tmp_path / "trl.log").write_text(text)
+    words = ("--recipe", str(file), "--gpus", "1xRTX4090", "--json")
+    answer = meshwright("doctor", str(log), *words, *typed).json
+    shown = {one["name"]: one for one in answer["figures"]}
+    assert 3 < shown["step time"]["estimate"] < 5  # of 410 tokens; 2,048 take 18 s
+    assert any("410 tokens on average" in note and "2,048" in note for note in answer["notes"])
+    slow = finding(answer, "speed.low-mfu")
+    assert all("layout.recompute=none" not in one["try"] for one in slow["remedies"])  # 35 GiB for the longest sample
+    assert "speed.better-layout" not in [one["rule"] for one in answer["findings"]]

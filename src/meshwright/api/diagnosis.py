@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, doctor, models
 from meshwright.api import run_requests as requests
-from meshwright.api.counted_tokens import with_counted_tokens
+from meshwright.api.argument_names import recipe_key
+from meshwright.api.counted_tokens import LENGTH, of_samples, with_counted_tokens
 from meshwright.api.planning import estimate
 from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import model_named, typed_model
@@ -134,7 +135,8 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
             case, again = _case(run, request)
             notes = (*dict.fromkeys((*notes, *again)), batch_note)
     if case is not None:
-        run, padding_note = with_counted_tokens(with_all_gpus(run, case), case)
+        run, case = of_samples(with_all_gpus(run, case), case, _at_length_of_file(run, request))
+        run, padding_note = with_counted_tokens(run, case)
         run, interval_note = without_intervals(_with_differences(run, request, case))
         notes = (*notes, *filter(None, (padding_note, interval_note)))
     if case is None and request.gpus is not None and run.header.on_gpu:  # typed, though there is no estimate for them
@@ -142,6 +144,14 @@ def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str,
     if case is not None and request.gpus is None and gpus_of(run) is None and run.header.recipe is None:
         run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, assumed_gpus=True))
     return run, case, notes
+
+
+def _at_length_of_file(run: Run, request: requests.Doctor) -> Case | None:
+    """Return the case with the length of the user's file in place of the typed one; None if that is not both given."""
+    kept = [one for one in request.overrides if recipe_key(one) != LENGTH]
+    if len(kept) == len(request.overrides) or LENGTH not in run.header.file_fields:
+        return None
+    return _case(run, msgspec.structs.replace(request, overrides=kept))[0]
 
 
 def _on_gpus(run: Run, typed: str) -> Run:

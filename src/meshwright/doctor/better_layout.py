@@ -27,13 +27,16 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
     case, estimate, taken = stats.case, stats.estimate, stats.step_s
     if case is None or estimate is None or taken is None or stats.slower is None or not stats.enough:
         return
-    if not states_layout(stats) or stats.has_short_samples or stats.run.header.assumed_gpus:
+    if not states_layout(stats) or stats.has_unlike_samples or stats.run.header.assumed_gpus:
         return
     own, scale = float(estimate.step_s), (stats.estimated_step_s or 0.0) / float(estimate.step_s)
     found, change = _best(stats, case)[0], best_layout_change(stats)
-    if found is None or change is None or found.step_s > own * (1 - share("better_layout")):
+    if found is None or change is None:
         return
-    if taken * (1 - share("better_layout")) < found.step_s * scale:  # little to gain on what was measured
+    best_s = found.step_s if stats.sample_tokens is None else _cost(stats.timed(case), change.values)[0]
+    if best_s > own * (1 - share("better_layout")):
+        return
+    if taken * (1 - share("better_layout")) < best_s * scale:  # little to gain on what was measured
         return
     remedy = remedies.evaluate_change(stats, change)
     if remedy is None or not remedy.fits or (remedy.step_ratio or 1.0) > 1 - share("better_layout"):
@@ -42,13 +45,13 @@ def better_layout(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="speed.better-layout",
         severity="warning",
-        message=f"the layout ({ours}) is {own / found.step_s:.2f} times as slow as the best one for {case.model.name} "
+        message=f"the layout ({ours}) is {own / best_s:.2f} times as slow as the best one for {case.model.name} "
         f"on {case.cluster} ({theirs}), by the estimates of both; the run takes {taken:.3g} s per step, the best "
-        f"layout is estimated at {found.step_s * scale:.3g} s",
+        f"layout is estimated at {best_s * scale:.3g} s",
         steps=span(stats.steady),
         lines=stats.ends,
         evidence=(
-            Evidence("step time of this layout", round(own, 4), "s", round(found.step_s, 4), "of the best, estimated"),
+            Evidence("step time of this layout", round(own, 4), "s", round(best_s, 4), "of the best, estimated"),
         ),
         remedies=(remedy,),
     )

@@ -71,7 +71,7 @@ def _needs_estimate(stats: RunStats) -> str:
         return f"the recipe{' and the GPUs' if option else ''}: --recipe NAME{option}"
     if stats.run.header.assumed_gpus:
         return f"the GPUs of the run:{stats.run.header.gpus_option or ' --gpus 8xH100'}"
-    if stats.has_short_samples:
+    if stats.has_unlike_samples:
         return "samples of the full length: those of the log are shorter"
     if stats.has_unknown_widths and (stats.tokens_per_s is not None or stats.step_s is not None):
         return "the tokens of a step, which the log does not state: data.seq_length=N data.pad_to_max_length=true"
@@ -337,12 +337,14 @@ def _impossible_figures(stats: RunStats) -> Iterator[str]:
             "above 1 they are too high; --gpus with --recipe or --model divides by all GPUs"
         )
     if stats.has_short_samples and stats.case is not None:
-        tokens = round((header.logged_tokens(stats.world) or 0) / int(stats.case.global_batch_size))
-        yield (
-            f"samples have {tokens:,} tokens on average, in a batch of {stats.case.global_batch_size}; the estimate "
-            f"is for {stats.case.seq_length:,}, so its speed is not compared: data.seq_length={max(tokens, 1)} "
-            "estimates theirs"
-        )
+        logged = header.logged_tokens(stats.world) or 0
+        tokens = stats.sample_tokens or round(logged / int(stats.case.global_batch_size))
+        found = f"samples have {tokens:,} tokens on average, in a batch of {stats.case.global_batch_size}"
+        if stats.sample_tokens:
+            yield f"{found}: step times are estimated for that, memory for {stats.case.seq_length:,} tokens"
+        else:
+            theirs = f"so its speed is not compared: data.seq_length={max(tokens, 1)} estimates theirs"
+            yield f"{found}; the estimate is for {stats.case.seq_length:,}, {theirs}"
     if stats.estimate is not None and (stats.mfu or 0.0) > 1:
         yield f"an MFU of {stats.mfu:.0%} is impossible: the run and the estimate differ in model, batch size or GPU"
     elif stats.comparable and stats.slower and stats.enough and stats.case is not None and stats.estimate is not None:

@@ -221,10 +221,10 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
         other = case.rebuild(recipe)
         if not log or not bool(rules.legal(other, ignoring=_violated_by_run(case))):
             return None
-        memory, seconds = costs.memory(other), float(costs.step_time(other).step_s)
+        memory, seconds = costs.memory(other), float(costs.step_time(stats.timed(other)).step_s)
     except (InputError, ValueError, ZeroDivisionError):  # the layout is invalid
         return None
-    peak = float(memory.total) + stats.beyond_estimate_gib
+    peak, before = float(memory.total) + stats.beyond_estimate_gib, float(costs.step_time(stats.timed(case)).step_s)
     keys = [one.key for one in log]
     there = to_framework_settings(stats.run, case, recipe)
     if not there and is_impossible(stats.run, case, recipe):
@@ -238,7 +238,7 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
         there=there,
         peak_gib=round(peak, 2),
         fits=peak <= min(float(memory.capacity), stats.smaller_gpu_gib or math.inf) * (1 - RESERVE),
-        step_ratio=None if _has_no_estimate(change) else round(seconds / float(costs.step_time(case).step_s), 4),
+        step_ratio=None if _has_no_estimate(change) else round(seconds / before, 4),
     )
 
 

@@ -236,6 +236,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     seq_length: int | None = None
     tokens_per_step: int | None = None
     rank_tokens_per_step: int | None = None  # those of one GPU, if the log has no total
+    sample_tokens: int | None = None  # of a padded sample on average, as counted in the data or as the user says
     total_steps: int | None = None
     parameters: int | None = None  # of the whole model
     trainable_parameters: int | None = None

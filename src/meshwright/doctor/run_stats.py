@@ -10,6 +10,7 @@ from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +33,7 @@ OPEN_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Settings that change the step time and that few logs state, with their values."""
 SAME_GPU = 0.95  # of a GPU's memory: torch sees slightly less than the driver reports
+LENGTH = "data.seq_length"
 FULL_SAMPLES = 0.9  # of batch × length: packed samples have more tokens
 CHUNK = 20_000  # windows of a running median per batch, to bound memory
 
@@ -64,8 +66,17 @@ class RunStats:
 
     @cached_property
     def estimate(self) -> costs.Estimate | None:
-        """The estimate of the case; None for runs without GPUs."""
-        return costs.estimate(self.case) if self.case is not None and self.run.header.on_gpu else None
+        """The estimate of the case, its speed at the length of samples that ran; None for runs without GPUs."""
+        if self.case is None or not self.run.header.on_gpu:
+            return None
+        found = costs.estimate(self.timed(self.case))
+        return msgspec.structs.replace(found, memory=costs.memory(self.case)) if self.sample_tokens else found
+
+    def timed(self, case: Case) -> Case:
+        """Return a case whose steps are timed: samples of the mean length; its memory is that of the longest one."""
+        if self.sample_tokens is None:
+            return case
+        return case.rebuild(override.change(case.recipe, {LENGTH: self.sample_tokens})[0])
 
     @cached_property
     def steady(self) -> tuple[Step, ...]:
@@ -138,7 +149,7 @@ class RunStats:
             }
             with suppress(InputError):  # a value that this model or engine does not have
                 other = case.rebuild(override.change(case.recipe, changes)[0])
-                ratio = float(costs.estimate(other).step_s) / float(estimate.step_s)
+                ratio = float(costs.estimate(self.timed(other)).step_s) / float(estimate.step_s)
                 found.append(OpenSettings(" ".join(format_override(*one) for one in changes.items()), ratio))
         return max(found, key=lambda one: one.ratio)
 
@@ -297,10 +308,29 @@ class RunStats:
             return False
         return bool(logged < FULL_SAMPLES * case.global_batch_size * case.seq_length)
 
+    @cached_property
+    def sample_tokens(self) -> int | None:
+        """Tokens that short samples have on average, with their padding; None if that is not known.
+
+        The tokens of a log may leave out the padding of micro batches: only samples that are alone in one have none.
+        Ranks wait for the longest sample of all, so that a mean says little of several.
+        """
+        case, header = self.case, self.run.header
+        if case is None or not self.has_short_samples or header.sample_tokens:
+            return header.sample_tokens if self.has_short_samples else None
+        alone = padding_of(case.recipe, case.engine).to == "micro_batch" and case.recipe.layout.micro_batch_size == 1
+        alone = alone and int(case.dp) == 1
+        return max(round((header.logged_tokens(self.world) or 0) / int(case.global_batch_size)), 1) if alone else None
+
+    @property
+    def has_unlike_samples(self) -> bool:
+        """Whether samples are shorter than those of the estimate, and it is not known how long they are."""
+        return self.has_short_samples and self.sample_tokens is None
+
     @property
     def comparable(self) -> bool:
         """Whether the estimate is for steps of as many tokens as those that ran."""
-        return self.slower is not None and not self.has_short_samples
+        return self.slower is not None and not self.has_unlike_samples
 
     @property
     def _assumed_tokens(self) -> int | None:

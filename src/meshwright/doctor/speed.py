@@ -39,7 +39,7 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
     estimate, slower, expected = stats.estimate, stats.slower, stats.estimated_step_s
     if estimate is None or slower is None or expected is None or stats.step_s is None or not stats.enough:
         return
-    if stats.has_short_samples or stats.run.header.assumed_gpus:
+    if stats.has_unlike_samples or stats.run.header.assumed_gpus:
         return  # the estimate is for samples of the full length, which run faster, or for other GPUs
     margin = _margin(estimate)
     if any(one.severity == "warning" for one in stats.findings_of(tcp_sockets)):
