@@ -204,6 +204,11 @@ def amount(value: float, limit: float | None = None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def gpu_hours(value: float) -> str:
+    """Return GPU-hours with the digits that matter, also of a run of minutes: 0.014, not 0.01."""
+    return two_digits(value) if 0 < value < 0.1 else amount(value)
+
+
 def duration(days: float, deadline: float | None = None) -> str:
     """Return a time in the largest unit of which it has at least two: days, hours, minutes, else seconds.
 

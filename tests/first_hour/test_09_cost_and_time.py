@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.display import gpu_hours
 from meshwright.errors import InputError
 from meshwright.parsing import price_per_hour, token_budget
 from meshwright.planner.gpu_counts import gpu_counts
@@ -123,3 +124,7 @@ def test_epochs_of_an_own_file_have_a_time(meshwright: Any, tmp_path: Path) -> N
     assert "270 samples" in budget["tokens_from"]
     assert "budget" not in meshwright(*typed, "--json").json
     assert "minutes" in meshwright(*typed, "train.epochs=3").out
+
+
+def test_gpu_hours_of_a_run_of_minutes_have_digits_that_count() -> None:
+    assert [gpu_hours(one) for one in (0.0143, 0.0085, 0.5, 12.34, 345.6)] == ["0.014", "0.0085", "0.50", "12.3", "346"]

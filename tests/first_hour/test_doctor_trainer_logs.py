@@ -436,3 +436,4 @@ def test_remedies_of_short_samples_fit_the_longest_ones(
     slow = finding(answer, "speed.low-mfu")
     assert all("layout.recompute=none" not in one["try"] for one in slow["remedies"])  # 35 GiB for the longest sample
     assert "speed.better-layout" not in [one["rule"] for one in answer["findings"]]
+    assert any(one["try"] == ["dataloader_num_workers=4"] for one in slow["remedies"])

@@ -286,3 +286,12 @@ def test_lengths_are_counted_once_for_a_state_of_the_files(monkeypatch: pytest.M
     Path(name).write_text(Path(name).read_text() + json.dumps(chat("Yes.")) + "\n")
     with pytest.raises(pytest.fail.Exception):
         library.check(PEFT, gpus="1xH100", overrides=words)
+
+
+def test_one_command_leaves_out_rows_of_every_kind() -> None:
+    name = write("rows.jsonl", chat("Yes."), '{"messages": [', chat(" "), chat("No."))
+    [found] = row_findings(library.check(PEFT, gpus="1xH100", overrides=[f"data.dataset={name}"]))
+    assert found.no_fix.endswith("sed '2d;3d' rows.jsonl > rows_kept.jsonl")
+    again = write("rows_kept.jsonl", chat("Yes."), chat(" "))
+    [found] = row_findings(library.check(PEFT, gpus="1xH100", overrides=[f"data.dataset={again}"]))
+    assert found.no_fix.endswith("sed '2d' rows_kept.jsonl > rows_kept2.jsonl")

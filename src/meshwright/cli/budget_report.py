@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import Answer, assumed_lines, seconds, titled
-from meshwright.display import amount, duration, plural, short_number, two_digits
+from meshwright.display import amount, duration, gpu_hours, plural, short_number, two_digits
 
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
@@ -46,13 +46,13 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
             f"{short_number(budget['tokens'])} tokens ({short_number(within['low'])} to "
             f"{short_number(within['high'])}) in "
             f"{plural(budget['steps'], 'step')} are what {duration(budget['days'])} train {where}",
-            f"{amount(budget['gpu_hours'])} GPU-hours",
+            f"{gpu_hours(budget['gpu_hours'])} GPU-hours",
         ]
     else:
         lines = [
             f"{short_number(budget['tokens'])} tokens{source} in {plural(budget['steps'], 'step')}: "
             f"{duration(budget['days'])}{_ends(duration, budget['days'], days)} {where}",
-            f"{amount(budget['gpu_hours'])} GPU-hours{_ends(amount, budget['gpu_hours'], hours)}",
+            f"{gpu_hours(budget['gpu_hours'])} GPU-hours{_ends(gpu_hours, budget['gpu_hours'], hours)}",
         ]
     if budget["cost"] is not None:
         unit, cost = f" {budget['currency']}" if budget["currency"] else "", budget["cost_band"]
@@ -119,8 +119,8 @@ def plan_budget(plan: Answer) -> tuple[str, ...]:
     budget = plan.get("budget")
     if not budget:
         return ()
-    figures = (amount(budget[name]) for name in ("gpu_hours", "cost") if budget[name] is not None)
-    return (duration(budget["days"]), *figures)
+    cost = () if budget["cost"] is None else (amount(budget["cost"]),)
+    return (duration(budget["days"]), gpu_hours(budget["gpu_hours"]), *cost)
 
 
 def print_sizes(answer: Answer) -> None:
@@ -434,7 +434,7 @@ def _size_row(s: Answer, within: bool) -> tuple[str, ...]:
         f"{s['mfu']:.0%}",
         f"{s['goodput']['share']:.0%}",
         "" if s["days"] is None else short_number(s["tokens"]) if within else duration(s["days"]),
-        "" if s["gpu_hours"] is None else amount(s["gpu_hours"]),
+        "" if s["gpu_hours"] is None else gpu_hours(s["gpu_hours"]),
         "" if s["cost"] is None else amount(s["cost"]),
     )
 

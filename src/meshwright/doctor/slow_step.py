@@ -13,6 +13,8 @@ from meshwright.doctor.profiler_trace import profiler_trace
 from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import share
 
+WORKERS = "dataloader_num_workers"
+FAR_SLOWER = 2.0  # times the estimate: a slower GPU or other kernels seldom explain that
 MOST = 4  # single changes
 CLOCKS, AMD_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK", "amd-smi metric --clock --power"
 NOTHING = "no other layout or kernel is much faster by the cost model; "
@@ -26,7 +28,20 @@ def slow_step_remedies(stats: RunStats) -> tuple[Remedy, ...]:
     for one in tried:
         found.setdefault(frozenset(one.try_), one)
     estimated = sorted(found.values(), key=lambda one: one.step_ratio or 1.0)
-    return (*estimated, _clocks(stats, "" if estimated else NOTHING), profiler_trace(stats))
+    clocks = _clocks(stats, "" if estimated else NOTHING)
+    return (*estimated, *_loader_workers(stats), clocks, profiler_trace(stats))
+
+
+def _loader_workers(stats: RunStats) -> tuple[Remedy, ...]:
+    """Return worker processes for the Trainer's loader, which has none by default, if its log shows no data times."""
+    case = stats.case
+    if stats.run.kind != "transformers" or stats.part_s("data") is not None or (stats.slower or 0.0) < FAR_SLOWER:
+        return ()
+    setting = stats.run.header.settings.get(WORKERS)
+    if case is None or (setting is not None and (setting.unresolved or setting.value)):
+        return ()
+    why = "the log has no data times, and without workers every step waits until its batch is loaded and collated"
+    return (remedies.advice(f"{WORKERS}=4", why=why),)
 
 
 def _clocks(stats: RunStats, before: str) -> Remedy:

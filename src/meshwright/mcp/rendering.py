@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.api.summary import layout_summary
-from meshwright.display import amount, duration, plural, short_number
+from meshwright.display import amount, duration, gpu_hours, plural, short_number
 
 Answer = dict[str, Any]
 SHOWN = 8  # rows of a list
@@ -107,7 +107,7 @@ def _budget(budget: Answer | None) -> list[str]:
     lines = [
         f"budget: {short_number(budget['tokens'])} tokens in {plural(budget['steps'], 'step')}: "
         f"{duration(budget['days'])} ({duration(days['low'])} to {duration(days['high'])}), "
-        f"{amount(budget['gpu_hours'])} GPU-hours"
+        f"{gpu_hours(budget['gpu_hours'])} GPU-hours"
     ]
     if budget["cost"] is not None:
         cost = budget["cost_band"]

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from meshwright.api.inputs import TEXT_BYTES
 from meshwright.api.terms import meanings
 from meshwright.choices import ENGINES, FORMATS, GOALS
-from meshwright.display import amount, duration
+from meshwright.display import amount, duration, gpu_hours
 from meshwright.web import presenters
 from meshwright.web.assets import asset_url
 from meshwright.web.explained_terms import explained, term_link
@@ -31,7 +31,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     loaded.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
-    loaded.filters.update(duration=duration, amount=amount)
+    loaded.filters.update(duration=duration, amount=amount, gpu_hours=gpu_hours)
     loaded.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS, text_bytes=TEXT_BYTES)
     loaded.globals.update(tiles_of=presenters.tiles, meanings=meanings(), term=term_link)
     loaded.globals.update(goals=GOALS, engines=ENGINES, formats=FORMATS, severities=presenters.SEVERITIES)

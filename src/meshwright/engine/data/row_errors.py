@@ -32,6 +32,7 @@ COMMAND_ROWS = 500  # rows that a command can list
 LINE_PLACE = re.compile(r"(.+\.(?:jsonl|ndjson|json)):(\d+): ")
 TABLE_PLACE = re.compile(r"(.+\.(?:csv|tsv)):(\d+): (?!not CSV)")
 ITEM_PLACE = re.compile(r"(.+\.json)\[(\d+)\]: ")
+KEPT = re.compile(r"(.+_kept)(\d*)")
 PLACE = re.compile(r"(.+?)(?::|\[| row )(\d+)")
 TEMPLATE_FIXES = {
     "the chat template rejects": "data.chat_template=FILE of a template that accepts them",
@@ -117,11 +118,7 @@ def check_rows(
             continue
         untrainable += [f"{where}: {reason}"] if reason else []
     if bad or unread:
-        refused = joined([plain(error) for error in (*bad, *unread)], read + len(unread))
-        if not untrainable:
-            raise refused
-        dropped = f"{plural(len(untrainable), 'row')} more would be dropped, first {untrainable[0]}"
-        raise InputError(f"{refused.reason}; {dropped}", refused.field, refused.value, refused.fix)
+        raise _joined_with_dropped([plain(error) for error in (*bad, *unread)], untrainable, read + len(unread))
     if len(untrainable) == read:
         reason = f"{read} dropped: {read} without target tokens, first {untrainable[0]}"
         raise InputError(f"none of its {read} rows has target tokens; {reason}", field=FIELD, value=rows.name)
@@ -167,6 +164,19 @@ def joined(errors: Sequence[Plain], rows: int) -> InputError:
     return InputError(reason, field=first["field"], value=first["value"], fix=fix)
 
 
+def _joined_with_dropped(errors: Sequence[Plain], dropped: Sequence[str], rows: int) -> InputError:
+    """Return the error of rows that cannot be used; its command also leaves out the rows that would be dropped."""
+    refused = joined(errors, rows)
+    if not dropped:
+        return refused
+    all_rows = sorted((*errors, *({"message": one} for one in dropped)), key=_place)
+    alone = without_rows([one["message"] for one in sorted(errors, key=_place)])[1:]
+    both = without_rows([one["message"] for one in all_rows])[1:] or alone
+    fix = tuple(both[0] if one in alone else one for one in refused.fix)
+    more = f"{plural(len(dropped), 'row')} more would be dropped, first {dropped[0]}"
+    return InputError(f"{refused.reason}; {more}", refused.field, refused.value, fix)
+
+
 def _with_shorter_repeats(messages: Sequence[str]) -> list[str]:
     """Return messages of rows; of a reason that an earlier row has, only where it is."""
     seen = set[str]()
@@ -203,9 +213,15 @@ def without_rows(messages: Sequence[str]) -> tuple[str, ...]:
         files = {one[1] for one in found if one}
         if len(files) == 1 and all(found) and len(messages) <= COMMAND_ROWS:
             path = Path(files.pop())
-            kept = path.with_name(f"{path.stem}_kept{path.suffix}")
+            kept = path.with_name(f"{_kept_stem(path.stem)}{path.suffix}")
             return ("correct the rows", command(path, kept, [int(one[2]) for one in found if one]))
     return ()
+
+
+def _kept_stem(stem: str) -> str:
+    """Return the name of a file without some rows: rows_kept, and rows_kept2 for the rows that are left of that one."""
+    found = KEPT.fullmatch(stem)
+    return f"{found[1]}{int(found[2] or 1) + 1}" if found else f"{stem}_kept"
 
 
 def _without_lines(path: Path, kept: Path, lines: Sequence[int]) -> str:
