@@ -149,7 +149,7 @@ def test_samples_show_what_is_in_the_loss(here: Path, meshwright: Any) -> None:
     shown = meshwright(*words, "--count", "1")
     assert "loss    | it is 0<|im_end|>\n" in shown.out
     assert "context | <|bos|><|im_start|>user\n        | what is 0<|im_end|>\n" in shown.out
-    assert "12 of 12 conversations used, 0 truncated, 0 dropped; the longest has 40 tokens" in shown.out
+    assert "12 of 12 conversations used (0 of them truncated), 0 dropped; the longest has 40 tokens" in shown.out
     answer = meshwright(*words, "seq_length=38", "--json").json
     assert (answer["kept"], answer["truncated"], len(answer["samples"])) == (12, 2, 2)
     rows = [json.loads(line) for line in (here / "chats.jsonl").read_text().splitlines()]
