@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from math import ceil
@@ -10,6 +11,7 @@ from meshwright import frameworks
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import epochs_of
 from meshwright.api.export_findings import all_findings, is_open
+from meshwright.api.targets import Job
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError
 from meshwright.frameworks import ImportedFile, RecipeCheckResult
@@ -89,3 +91,12 @@ def can_export(to: str, checked: RecipeCheckResult, changes: Sequence[str]) -> b
     except InputError:
         return False
     return True
+
+
+def no_version(job: Job, theirs: frameworks.Framework, version: str, checked: RecipeCheckResult) -> InputError:
+    """Return the error for a job of a version that the export has no program for: the two commands with another."""
+    first = f"{theirs.name}_job"
+    words = ("meshwright", "export", *job.words, "--to", theirs.name, "--gpus", str(checked.cluster), "--out", first)
+    reason = f"is for {theirs.title} {version}, which has no preset of {checked.model.name}"
+    fix = (f"{shlex.join(words)}, then launch {first}/config.toml (another version of {theirs.title})",)
+    return InputError(reason, field="file", value=job.words[0], fix=fix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -23,8 +22,9 @@ from meshwright.api.export_findings import (
     unconverted_data,
     with_open_source,
 )
-from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, require_numbers
+from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, no_version, require_numbers
 from meshwright.api.export_notes import contract_notes, names_data_here, sizing_note, without_deepspeed, without_effect
+from meshwright.api.file_errors import as_checked
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.resolve import assumed_in
@@ -243,6 +243,8 @@ def _written(target: _Target, checked: RecipeCheckResult, named: Recipe) -> Expo
     try:
         written = frameworks.export(theirs, named, checked.model, checked.cluster)
     except InputError as error:
+        if (of_file := as_checked(target.read, error)) is not None:
+            raise of_file from error
         fixes = export_fixes(theirs, checked, counted_steps(checked, error.fix))
         if error.field == "train.global_batch_size" and checked.recipe.layout.pp > 1:  # others keep the pipeline
             others = (name for name in FRAMEWORKS if name != theirs.name and can_export(name, checked, ()))
@@ -251,7 +253,7 @@ def _written(target: _Target, checked: RecipeCheckResult, named: Recipe) -> Expo
     if not version:
         return written
     if version not in written.versions:
-        raise _no_version(target.job, theirs, version, checked)
+        raise no_version(target.job, theirs, version, checked)
     return frameworks.in_version(theirs, written, version, named, checked.model, checked.cluster)
 
 
@@ -379,15 +381,6 @@ def _as_laid_out(
     ):
         return checked  # of what runs in its place: a warning says so
     return msgspec.structs.replace(checked, findings=found.findings, estimate=found.estimate)
-
-
-def _no_version(job: Job, theirs: frameworks.Framework, version: str, checked: RecipeCheckResult) -> InputError:
-    """Return the error for a job of a version that the export has no program for: the two commands with another."""
-    first = f"{theirs.name}_job"
-    words = ("meshwright", "export", *job.words, "--to", theirs.name, "--gpus", str(checked.cluster), "--out", first)
-    reason = f"is for {theirs.title} {version}, which has no preset of {checked.model.name}"
-    fix = (f"{shlex.join(words)}, then launch {first}/config.toml (another version of {theirs.title})",)
-    return InputError(reason, field="file", value=job.words[0], fix=fix)
 
 
 def data_names(recipe: Recipe) -> list[tuple[str, str]]:

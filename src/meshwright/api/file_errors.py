@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meshwright.api.targets import first_error
+from meshwright.errors import InputError
+from meshwright.frameworks.mapping import fields_set_by
 from meshwright.notes import no_notes
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import recipe_fields
@@ -48,6 +51,24 @@ def unread(job: Job) -> tuple[Finding, ...]:
     with no_notes():
         found = job.imported.findings_with(())
     return tuple(one for one in found if one.severity == "error" and (one.rule, one.field) in rejected)
+
+
+def as_checked(read: ImportedFile | None, error: InputError) -> InputError | None:
+    """Return the refusal of a field's value as `check` reports the keys of a file that set it, with place and fix.
+
+    None if the user typed the field, or `check` has no error for these keys.
+    """
+    if read is None or error.field in read.settings.typed:
+        return None
+    with no_notes():
+        errors = [one for one in read.checked.findings if one.severity == "error"]
+    found = [one for one in errors if error.field in fields_set_by(read.framework.key_map, one.field)]
+    if not found:
+        return None
+    path, first = read.content.path, found[0]
+    reason = f"is not valid for {read.framework.title}: {first_error(found)}"
+    fix = f"in {first.file or path}: {'  '.join(first.fix)}" if first.fix else f"meshwright check {path}"
+    return InputError(reason, "file", path, (fix,))
 
 
 def _layout_keys(read: ImportedFile) -> set[str]:

@@ -32,11 +32,12 @@ def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
     per_step = (micro or 1) * (steps or 1) * ranks
     exact = world is not None and micro is not None and steps is not None
     parts = [f"micro batch {micro}" if micro else "", f"accumulation {steps}" if steps else ""]
-    product = " × ".join([part for part in (*parts, f"{ranks} data-parallel ranks" if world else "") if part])
+    parts = [part for part in (*parts, f"{ranks} data-parallel ranks" if world else "") if part]
+    product = " × ".join(parts) + (f" = {per_step}" if len(parts) > 1 else "")
     changed = _split(batch, micro, steps, ranks)
     kept = f"; {format_setting(BATCH[0], per_step)} keeps both sizes" if exact and BATCH[0] in changed else ""
     return Problem(
-        f"train_batch_size={batch} is not {'' if exact else 'a multiple of '}{product} = {per_step}"
+        f"train_batch_size={batch} is not {'' if exact else 'a multiple of '}{product}"
         f"{new_batch(batch, changed.get(BATCH[0], batch))}{kept}",
         tuple(format_setting(key, value) for key, value in changed.items()),
         key="train_batch_size",
@@ -44,10 +45,12 @@ def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
 
 
 def fits_ranks(recipe: Recipe, parsed: ParsedConfig, world: int | None) -> bool:
-    """Return whether the batch sizes of a config agree on so many processes, as far as both are known."""
+    """Return whether the batch sizes of a config agree on so many processes, as far as both are known.
+
+    Sizes that are auto or known only at run time are positive integers: the others have to divide the batch anyway.
+    """
     batch, micro, steps = batch_sizes(parsed.settings)
-    values = [parsed.settings[key] for key in BATCH if key in parsed.settings]
-    if batch is None or any(value.unresolved for value in values) or recipe.layout.tp > 1:
+    if batch is None or recipe.layout.tp > 1:
         return True
     per_step = (micro or 1) * (steps or 1) * (data_ranks(recipe, parsed, world) if world else 1)
     exact = world is not None and micro is not None and steps is not None
