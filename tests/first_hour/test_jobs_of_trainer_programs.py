@@ -33,6 +33,11 @@ SCRIPT = f"""OUT=/scratch/$USER/out
 deepspeed --num_gpus 8 run_clm.py --deepspeed configs/ds.json {ARGUMENTS} --warmup_steps 1 \\
   --preprocessing_num_workers $(nproc) --run_name "job-$SLURM_JOB_ID" --note 'costs $5' --output_dir $OUT
 """
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 5632,
+    "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32000,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
 PLAIN = f"torchrun --nproc_per_node 8 train.py {ARGUMENTS} --output_dir out\n"
 SLURM = ("--scheduler", "slurm", "--gpus", "8xH100", "--write")
 
@@ -220,3 +225,22 @@ def test_a_job_without_the_launcher_has_its_defaults(meshwright: Any, model: str
     assert "torchrun" in text
     assert "export FSDP_VERSION=2" in text
     assert "export FSDP_CPU_RAM_EFFICIENT_LOADING=true" in text  # else every rank of a node loads all weights
+
+
+def test_a_pod_keeps_what_the_program_writes_on_a_volume_and_reads_its_relative_paths_there(meshwright: Any) -> None:
+    """Its notes said that checkpoints below a mounted volume are lost, and named folders of this machine to mount."""
+    Path("configs/model").mkdir()
+    Path("configs/model/config.json").write_text(json.dumps(LLAMA))
+    own = ARGUMENTS.replace("meta-llama/Llama-3.2-1B", "configs/model").replace("data/", "/shared/data/")
+    command = f"deepspeed --num_gpus 8 run_clm.py --deepspeed configs/ds.json {own} --output_dir"
+    Path("run.sh").write_text(f"{command} /shared/out")
+    words = ("launch", "run.sh", "--gpus", "8xH100", "--scheduler", "kubernetes", "--image", "x", "--write", "job")
+    volume = ("--mount", "claim:/shared", "--framework-dir", "/shared/code")
+    lost = meshwright(*words).err
+    assert "checkpoints in /shared/out are lost with the container: add --mount CLAIM:/shared/out" in lost
+    kept = meshwright(*words, *volume, "--overwrite").err
+    assert "lost with" not in kept
+    assert str(Path.cwd()) not in kept
+    Path("run.sh").write_text(f"{command} out")
+    assert "lost with" not in meshwright(*words, *volume, "--overwrite").err
+    assert "lost with" in meshwright(*words, "--overwrite").err

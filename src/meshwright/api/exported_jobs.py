@@ -83,7 +83,8 @@ def exported_job(request: requests.Launch) -> LaunchRequest:
     if data and not launch.local:
         recipe = msgspec.structs.replace(recipe, data=exported.data or recipe.data)
     if (read := exported.job.imported) is not None and read.framework.name == launch.framework:
-        recipe = other_frameworks.with_output_folder(recipe, read.settings.parsed.settings)
+        parsed = read.settings.parsed
+        recipe = other_frameworks.with_output_folder(recipe, parsed.settings, parsed.program.given)
     setup = user_setup.user_setup(exported.job.imported, started.program, launch.scheduler, request.image or "")
     notes = (*save_notes, *restart_notes, *started.notes, *storage, *about_data, *rows.notes)
     located = _located(launch, exported, started, job.files, (*notes, *job.notes))

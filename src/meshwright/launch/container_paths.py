@@ -5,6 +5,7 @@ A SLURM job mounts the folders itself; a machine elsewhere has none of them, so 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -133,7 +134,7 @@ def _mounted(recipe: Recipe, job: Job) -> Iterator[str]:
 def _read_paths(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
     needed: dict[str, str] = {}
     for one in _needed(recipe, job):
-        if not _is_mounted(job, one.folder):
+        if not _is_mounted(job, one.folder) and not (scheduler in ELSEWHERE and _is_relative(job, one.folder)):
             needed.setdefault(one.folder, one.what)
     needed = {folder: what for folder, what in needed.items() if not _is_below(folder, needed)}
     needed.pop(_checkpoints(recipe, job), None)
@@ -145,6 +146,20 @@ def _read_paths(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
     mounts = " ".join(_mount(folder, scheduler) for folder in needed)
     missing = f"if the image does not contain {'it' if len(needed) == 1 else 'them'}, " if job.image else ""
     yield f"the {_where(job)} needs {paths}: {missing}add {mounts}"
+
+
+def _is_relative(job: Job, folder: str) -> bool:
+    """Return whether another framework's job names a folder only by a relative path, as below that of its program.
+
+    The recipe has the full path that it has on this machine.
+    """
+    argv, texts = job.program.argv, [*job.files.values()]
+    if job.finds_ranks or any(folder in text for text in (*argv, *texts)):
+        return False
+    in_files = {word for text in texts for word in re.split(r"""[\s"'=,]+""", text) if "/" in word}
+    words = [PurePosixPath(word.rpartition("=")[2]) for word in (*argv, *in_files)]
+    named = {path.parts for word in words for path in (word, word.parent) if path.parts}  # a file of data: its folder
+    return any(PurePosixPath(folder).parts[-len(parts) :] == parts for parts in named)
 
 
 def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
@@ -225,6 +240,8 @@ def _lost_checkpoints(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]
     folder = _checkpoints(recipe, job)
     if job.finds_ranks and "--tiny" in job.program.argv and not folder:
         return
+    if job.start and _is_user_mount(job, str(PurePosixPath(job.start) / folder), writes=True):
+        return  # the program writes below the folder in which it starts
     named = "--out" if job.finds_ranks else "checkpoint.folder"
     other = f"{named}{' ' if job.finds_ranks else '='}/PATH and {_mount('/PATH', scheduler)}"
     if folder.startswith("/"):

@@ -383,10 +383,15 @@ def requeue_note(framework: str, recipe: Recipe, step_s: float, own: bool = Fals
     return f"requeue: {CHECKOUTS[framework].how}; {every}{other}"
 
 
-def with_output_folder(recipe: Recipe, settings: Settings) -> Recipe:
-    """Return the recipe with the folder of the checkpoints below the output folder that a file names by its path."""
+def with_output_folder(recipe: Recipe, settings: Settings, given: Settings) -> Recipe:
+    """Return the recipe with the folder of the checkpoints that a file names by its path.
+
+    torchtitan's is below an output folder of the `settings`, the Trainer's is one of the arguments `given`.
+    """
     stated = next((settings[key] for key in OUTPUT_FOLDERS if key in settings), None)
+    folder = recipe.checkpoint.folder or ("" if stated is None else "checkpoint")
+    if stated is None and not folder:
+        stated = given.get(OUTPUT_FOLDER)
     if stated is None or stated.unresolved or not str(stated.value).startswith("/"):
         return recipe
-    folder = str(PurePosixPath(str(stated.value)) / (recipe.checkpoint.folder or "checkpoint"))
-    return override.change(recipe, {"checkpoint.folder": folder})[0]
+    return override.change(recipe, {"checkpoint.folder": str(PurePosixPath(str(stated.value)) / folder)})[0]
