@@ -195,6 +195,30 @@ def test_a_scheduler_of_deepspeed_replaces_the_trainers(
     assert (f"--lr_scheduler_type {stated} has no effect: the scheduler {scheduler} in ds.json:" in out) is is_unused
 
 
+@pytest.mark.parametrize(
+    ("end", "is_unused"), [('"min_lr": 3e-5', False), ('"min_lr_rate": 0.1', False), ('"min_lr": 6e-5', True)]
+)
+def test_a_cosine_that_ends_where_deepspeeds_does_is_the_same_schedule(
+    meshwright: Any, end: str, is_unused: bool
+) -> None:
+    """The exported arguments of a pretraining had the warning."""
+    params = {"warmup_num_steps": "auto", "total_num_steps": "auto", "cos_min_ratio": 0.1}
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "zero_optimization": {"stage": 2},
+        "scheduler": {"type": "WarmupCosineLR", "params": params},
+    }
+    Path("ds.json").write_text(json.dumps(config, indent=1))
+    schedule = f"--learning_rate 3e-4 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{{end}}}'"
+    Path("run.sh").write_text(f"{RUN_CLM} --deepspeed ds.json {schedule} --warmup_steps 100 --max_steps 1000")
+    out = meshwright("check", "run.sh", "--gpus", "2xRTX6000Ada").out
+    assert ("cosine_with_min_lr has no effect" in out) is is_unused
+    assert ("ends at 0.1 of the learning rate" in out) is is_unused
+
+
 def test_check_has_the_memory_of_run_clm_without_recomputation(meshwright: Any) -> None:
     Path("run.sh").write_text(RUN_CLM.replace(" --gradient_checkpointing", ""))
     out = meshwright("check", "run.sh", "--gpus", "2xL40S").out

@@ -212,7 +212,7 @@ class _Reader:
     def read_liger(self) -> None:
         """Read liger_kernel_config, which can leave out the loss that is fused with the output layer."""
         found = self.args.get(LIGER_OPTIONS)
-        if _options(found).get("fused_linear_cross_entropy") is False:
+        if argument_options(found).get("fused_linear_cross_entropy") is False:
             self.values.pop("kernels.loss", None)
             self.sources.pop("kernels.loss", None)
 
@@ -230,7 +230,7 @@ class _Reader:
         if found is None:
             return
         name, options = str(found.value), self.args.get(SCHEDULE_OPTIONS)
-        given = _options(options)
+        given = argument_options(options)
         straight = name == POLYNOMIAL and given.get("power", 1) == 1
         ours = "linear" if straight else translate_value(ROWS[SCHEDULE], name.removesuffix("_with_min_lr"))
         self.set("schedule.name", SCHEDULE, found, ours)
@@ -297,8 +297,8 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _options(setting: SourcedValue | None) -> Mapping[str, Any]:
-    """Return lr_scheduler_kwargs, which a command states as JSON."""
+def argument_options(setting: SourcedValue | None) -> Mapping[str, Any]:
+    """Return an argument with options, such as lr_scheduler_kwargs, which a command states as JSON."""
     if setting is None or setting.unresolved or isinstance(setting.value, Mapping):
         return setting.value if setting is not None and isinstance(setting.value, Mapping) else {}
     try:

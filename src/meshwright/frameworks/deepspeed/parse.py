@@ -14,6 +14,7 @@ from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.constructors import constructor_findings
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
+from meshwright.frameworks.deepspeed.unused_schedule import SCHEDULES, unused_schedule
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
@@ -32,12 +33,11 @@ from meshwright.frameworks.trainer import (
     unknown_names,
 )
 from meshwright.frameworks.trainer_calls import uses_trl
-from meshwright.frameworks.trainer_fields import OPEN_ARGUMENTS, ROWS, SCHEDULE, TRL_DEFAULTS, is_trainer, is_trl
+from meshwright.frameworks.trainer_fields import OPEN_ARGUMENTS, TRL_DEFAULTS, is_trainer, is_trl
 from meshwright.frameworks.trainer_files import file_arguments, names_deepspeed, started_program, written_beside
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
-from meshwright.recipes.overrides import translate_value
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 from meshwright.rules.rule import Finding
@@ -51,7 +51,6 @@ MARKER_KEYS = frozenset(
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 AUTO_REASON = "transformers or accelerate fill it in when training starts"
 WARMUP = "schedule.warmup_steps"
-SCHEDULES = {"WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}  # the others keep the rate after the warmup
 BETAS = "optimizer.params.betas"
 LR_KEYS = frozenset(("optimizer.params.lr", "scheduler.params.warmup_max_lr"))
 FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
@@ -153,7 +152,7 @@ def parse(content: Content) -> ParsedConfig:
         findings=(
             *missing,
             *_disagreements(settings, trainer_arguments, program, defaults),
-            *_unused_schedule(settings, trainer_arguments),
+            *unused_schedule(settings, trainer_arguments),
             *refused_arguments("deepspeed", given, own),
             *unknown_arguments(given, own),
             *constructor_findings(own),
@@ -188,7 +187,7 @@ def parse_json(
         parsed,
         findings=(
             *_disagreements(content.settings, arguments, program, {}),
-            *_unused_schedule(content.settings, arguments),
+            *unused_schedule(content.settings, arguments),
         ),
         program=program,
     )
@@ -216,7 +215,7 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
         files=tuple(dict.fromkeys([*parsed.files, program.path])),
         findings=(
             *_disagreements(settings, arguments, filling, dict(_trainer_defaults(settings, arguments, trl))),
-            *_unused_schedule(settings, arguments),
+            *unused_schedule(settings, arguments),
             *constructor_findings(program),
             *start_findings(arguments, parsed.model),
             *unknown_names("deepspeed", arguments),
@@ -354,29 +353,6 @@ def _agreeing(
         return program.formatted(name, configured.value) if in_code else (f"--{name} {configured.value}",)
     switches = isinstance(configured.value, bool)
     return (format_setting(key, "auto") if switches else f'"{key.rsplit(".", 1)[-1]}": "auto"',)
-
-
-def _unused_schedule(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
-    """Yield a finding for the Trainer's schedule if the config has a scheduler: DeepSpeed's is the one that runs."""
-    named, ours = arguments.get(SCHEDULE), settings.get("scheduler.type")
-    if named is None or named.unresolved or ours is None or ours.unresolved:
-        return
-    runs = SCHEDULES.get(str(ours.value), "constant")
-    stated = str(named.value)
-    if translate_value(ROWS[SCHEDULE], stated) == runs:
-        return
-    kept = "keeps the rate after the warmup" if runs == "constant" else f"is {runs}"
-    is_python = named.file.endswith(".py")
-    yield Finding(
-        "key.unused",
-        "warning",
-        SCHEDULE,
-        f"{'' if is_python else '--'}{SCHEDULE} {stated} has no effect: the scheduler {ours.value} in "
-        f"{ours.location} replaces it, and {kept}",
-        (f"{ours.file}: without scheduler",),
-        file=named.file,
-        line=named.line,
-    )
 
 
 def _are_numbers(*values: Any) -> bool:
