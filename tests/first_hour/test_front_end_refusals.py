@@ -395,7 +395,7 @@ fsdp_config:
 
 def test_fixes_in_two_files_are_tried_together(capsys: pytest.CaptureFixture[str]) -> None:
     text = ZERO.replace("STEPS", '"auto"').replace("BATCH", "96")
-    text = text.replace('"bf16"', '"fp16": {"enabled": true},\n  "bf16"')
+    text = text.replace('"bf16": {"enabled": "auto"}', '"fp16": {"enabled": true},\n  "bf16": {"enabled": true}')
     Path("ds.json").write_text(text, encoding="utf-8")
     Path("run.sh").write_text(DEEPSPEED, encoding="utf-8")
     code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")

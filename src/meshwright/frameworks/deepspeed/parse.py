@@ -246,6 +246,7 @@ def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> d
             filled[BETAS] = msgspec.structs.replace(filled[BETAS], value=[float(one) for one in betas])
     if is_trainer(arguments):
         filled |= dict(_added_halves(filled, arguments))
+        filled |= dict(_refused_halves(settings, filled))
     open_sizes = [key for key in BATCH if key in filled and filled[key].value == "auto"]
     if len(open_sizes) == 1 and all(as_int(filled.get(key)) for key in BATCH if key not in open_sizes):
         del filled[open_sizes[0]]  # it follows from the other two
@@ -259,6 +260,23 @@ def _added_halves(filled: Settings, arguments: Arguments) -> Iterator[tuple[str,
         names = {name, "bfloat16"} if name == "bf16" else {name}
         if is_on(arguments, name) and not arguments[name].unresolved and not names & sections:
             yield f"{name}.enabled", msgspec.structs.replace(arguments[name], value=True)
+
+
+def _refused_halves(settings: Settings, filled: Settings) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield as off one of two half-precision formats of which an argument turns one on.
+
+    The Trainer stops before DeepSpeed reads them, at two arguments or at a config that contradicts one. What is off
+    is what is off after the fix of that finding: fp16, or the format that the config states.
+    """
+    on = [key for name in OTHER_HALF for key in FROM_TRAINER[name] if _is_true(filled, key)]
+    stated = [key for key in on if _is_true(settings, key)]
+    if len(on) == len(OTHER_HALF) and on != stated:
+        off = stated[0] if stated else on[-1]
+        yield off, msgspec.structs.replace(filled[off], value=False)
+
+
+def _is_true(settings: Settings, key: str) -> bool:
+    return key in settings and not settings[key].unresolved and str(settings[key].value).lower() == "true"
 
 
 def _hidden(arguments: Arguments) -> int:
@@ -301,7 +319,12 @@ def _disagreements(
     `defaults` are the values of the arguments that its constructor call leaves out: those must agree as well.
     """
     defaults = {**dict(_other_halves(arguments)), **({} if OPEN_ARGUMENTS in arguments else defaults)}
+    are_refused = all(
+        _is_true(arguments, name) for name in OTHER_HALF
+    )  # before the Trainer compares them with a config
     for name, keys in FROM_TRAINER.items():
+        if are_refused and name in OTHER_HALF:
+            continue
         argument = arguments.get(name, defaults.get(name))
         for key in keys if argument is not None and not argument.unresolved else ():
             configured = settings.get(key)
@@ -321,6 +344,13 @@ def _disagreements(
                 file=where.file,
                 line=where.line,
             )
+
+
+def _compared(arguments: Arguments) -> Mapping[str, tuple[str, ...]]:
+    """Return the keys that the Trainer compares with arguments; it refuses bf16 with fp16 before it compares them."""
+    if all(_is_true(arguments, name) for name in OTHER_HALF):
+        return {name: keys for name, keys in FROM_TRAINER.items() if name not in OTHER_HALF}
+    return FROM_TRAINER
 
 
 def _other_halves(arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:

@@ -15,6 +15,7 @@ from meshwright.frameworks.accelerate.trl_commands import TRL_CONFIGS
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.front_ends.deepspeed_file import named_config
 from meshwright.frameworks.front_ends.describe import FrontEnd
+from meshwright.frameworks.front_ends.half_precision import passed_halves
 from meshwright.frameworks.front_ends.trainer_arguments import is_true
 from meshwright.frameworks.trainer import open_deepspeed_config
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
@@ -82,9 +83,10 @@ def leaves_sharding_open(settings: Settings, zero: Mapping[str, Any], is_stated:
 def _mixed_precision(one: FrontEnd, values: Mapping[str, Any]) -> str:
     """Return the format of the computation; bf16 where a file states none."""
     named = str(values.get("torch_dtype")).removeprefix("torch.")
-    if str(values.get("bf16", "")).lower() in ("true", "auto", "full") or named == "bfloat16":
+    halves = passed_halves(one, values)
+    if halves.get("bf16") or named == "bfloat16":
         return "bf16"
-    if is_true(values.get("fp16")):
+    if halves.get("fp16"):
         return "fp16"
     if one.scales_other_dtypes and not {"bf16", "fp16"} & values.keys() and named in ("float16", "float32"):
         return "fp16"

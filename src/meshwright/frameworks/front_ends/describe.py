@@ -89,6 +89,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     weights: Callable[[Values], WeightDtype] = trl_weights  # dtype in which all weights are trained
     upcasts_trained: bool = False  # whether weights are loaded in the dtype of the computation, and trained ones cast
     scales_other_dtypes: bool = False  # whether weights in fp16 and fp32 are computed in fp16
+    keeps_one_half: bool = False  # whether it turns off bf16 or fp16 if both are set
     fsdp_version: int = 2  # of a file that names none
     keeps_dtype_in_fsdp2: bool = False  # whether FSDP2 leaves that dtype; Accelerate's own casts to fp32
     sharding: Mapping[str, Configs] = {}  # settings that shard the training, by table
@@ -262,6 +263,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         uses_click=True,
         warmup=WarmupShare(0.03, most=100, rounds_down=True),  # core/builders/base.py: min(int(0.03 * steps), 100)
         weights=axolotl_weights,
+        keeps_one_half=True,  # utils/config/__init__.py: resolve_dtype
         fsdp_version=1,  # schemas/validation.py: check_fsdp_version_in_fsdp_config
         keeps_dtype_in_fsdp2=True,  # monkeypatch/accelerate/fsdp2.py replaces fsdp2_prepare_model, without the cast
         own_findings=axolotl_data_findings,

@@ -33,6 +33,7 @@ from meshwright.frameworks.front_ends.commands import (
 from meshwright.frameworks.front_ends.data_columns import column_findings
 from meshwright.frameworks.front_ends.deepspeed_file import deepspeed_findings, missing_file_notes
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd, table
+from meshwright.frameworks.front_ends.half_precision import dropped_half
 from meshwright.frameworks.front_ends.keys import (
     find_key,
     is_of_other_program,
@@ -203,6 +204,7 @@ def _findings(file: _File, refused: tuple[Finding, ...]) -> Iterator[Finding]:
     yield from tables_for_values(known, settings)
     yield from refused
     yield from one.own_findings(settings, file.is_command)
+    yield from dropped_half(one, settings, file.is_command)
     misspelled = (found for found in of_keys if found.rule == "value.invalid" and found.fix)
     yield from _start_findings(file, (*refused, *misspelled))
     yield from plugin_findings(one, settings)

@@ -11,6 +11,7 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.front_ends.describe import FUSED_LOSS, QUANTIZED_LORA, FrontEnd
+from meshwright.frameworks.front_ends.half_precision import HALVES, passed_halves
 from meshwright.frameworks.front_ends.keys import SHORT_KERNELS, plugin_line, plugins_of
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.key_table import KeyTable
@@ -92,7 +93,7 @@ def trainer_arguments(
     one: FrontEnd, settings: Settings, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, SourcedValue]]:
     """Yield the settings as arguments of the Trainer, TRL and peft."""
-    adapters = adapters_of(one, values)
+    adapters, halves = adapters_of(one, values), passed_halves(one, values)
     for key, setting in settings.items():
         name = one.names.get(key)
         if name is None or setting.value is None or (not adapters and is_of_adapters(name)):
@@ -104,8 +105,8 @@ def trainer_arguments(
             value = ",".join(_of_all_items(values, *items.groups()))
         if name == "gradient_checkpointing":
             value = str(value).lower() not in ("false", "no")
-        if name in ("bf16", "fp16"):
-            value = str(value).lower() in ("true", "auto", "full")
+        if name in HALVES:
+            value = halves.get(name, False)
         if name == "attn_implementation":
             value = hugging_face.OTHER_KERNEL_NAMES.get(str(value).lower(), value)
             is_read = setting.unresolved or hugging_face.is_attention_kernel(str(value))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.frameworks.front_ends.describe import FrontEnd
+from meshwright.frameworks.front_ends.half_precision import HALVES
 from meshwright.frameworks.front_ends.keys import find_key
 from meshwright.frameworks.key_table import WORDS, KeyTable
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -40,7 +41,7 @@ SHARES = {"warmup_ratio": "it is a share of all steps", "lora_dropout": "torch r
 BY_DEFAULT_AT_0 = {("llama-factory", "lora_alpha")}  # hparams/finetuning_args.py: lora_alpha or lora_rank * 2
 PERCENT = 100
 EXCLUSIVE = {
-    ("bf16", "fp16"): "transformers accepts one of bf16 and fp16",
+    HALVES: "transformers accepts one of bf16 and fp16",
     ("load_in_4bit", "load_in_8bit"): "weights are loaded in 4 or in 8 bits, not in both",
 }
 WORD = re.compile(r"(?!(?i:inf|nan|none|null)$)[A-Za-z]\w*")  # no variable that is filled in later
@@ -66,6 +67,8 @@ def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[s
         elif (name := argument or key) in SHARES and not 0 <= number <= 1:
             yield key, f"must be in [0, 1]: {SHARES[name]}", _share(number)
     for (first, second), reason in EXCLUSIVE.items():
+        if (first, second) == HALVES and one.keeps_one_half:
+            continue
         if all(str(values.get(key)).lower() == "true" for key in (first, second)):
             yield second, f"{first} is true as well: {reason}", "false"
 
