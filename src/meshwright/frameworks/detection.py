@@ -25,6 +25,7 @@ from meshwright.frameworks.other_trainers import (
     rl_trainer,
 )
 from meshwright.frameworks.registry import FORMATS, READ, framework
+from meshwright.frameworks.trainer_calls import other_half
 from meshwright.version import SCHEMA
 
 if TYPE_CHECKING:
@@ -309,4 +310,8 @@ def _configs(content: Content) -> list[str]:
 
 def _may_match(name: str, content: Content) -> bool:
     marks = FORMATS[name].get(content.format)
-    return marks is not None and (not marks or any(mark in content.all_text for mark in marks))
+    if not marks:
+        return marks is not None
+    written = other_half(content) if content.format == "python" else None
+    text = content.all_text + (written.text if written is not None else "")
+    return any(mark in text for mark in marks)
