@@ -12,6 +12,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.constructors import constructor_findings
+from meshwright.frameworks.deepspeed.client_optimizer import replaced_optimizer
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
 from meshwright.frameworks.deepspeed.unused_schedule import SCHEDULES, unused_schedule
@@ -153,6 +154,7 @@ def parse(content: Content) -> ParsedConfig:
             *missing,
             *_disagreements(settings, trainer_arguments, program, defaults),
             *unused_schedule(settings, trainer_arguments),
+            *replaced_optimizer(settings, trainer_arguments, program),
             *refused_arguments("deepspeed", given, own),
             *unknown_arguments(given, own),
             *constructor_findings(own),
@@ -188,6 +190,7 @@ def parse_json(
         findings=(
             *_disagreements(content.settings, arguments, program, {}),
             *unused_schedule(content.settings, arguments),
+            *replaced_optimizer(content.settings, arguments, program),
         ),
         program=program,
     )
@@ -216,6 +219,7 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
         findings=(
             *_disagreements(settings, arguments, filling, dict(_trainer_defaults(settings, arguments, trl))),
             *unused_schedule(settings, arguments),
+            *replaced_optimizer(settings, arguments, filling),
             *constructor_findings(program),
             *start_findings(arguments, parsed.model),
             *unknown_names("deepspeed", arguments),

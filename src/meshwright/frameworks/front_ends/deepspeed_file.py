@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import file_access
 from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed.client_optimizer import OPTIMIZER
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.front_ends.describe import FrontEnd
 from meshwright.frameworks.trainer import open_deepspeed_config
@@ -38,8 +39,9 @@ def deepspeed_findings(
     parsed = parse_json(inner, arguments)
     filled = msgspec.structs.replace(inner, settings=parsed.settings)
     for finding in (*parsed.findings, *findings_without_fixes(FRAMEWORK, filled)):
-        own = _in_own_keys(one, settings, finding, content.format == "shell") if finding.rule == MISMATCH else finding
-        is_of_front_end = finding.rule == MISMATCH and not any(change.startswith('"') for change in own.fix)
+        is_of_arguments = finding.rule == MISMATCH or finding.field == OPTIMIZER
+        own = _in_own_keys(one, settings, finding, content.format == "shell") if is_of_arguments else finding
+        is_of_front_end = is_of_arguments and not any(change.startswith('"') for change in own.fix)
         yield own if is_of_front_end else _with_fix_of_config(own, inner.path)
 
 

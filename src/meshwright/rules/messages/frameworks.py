@@ -96,6 +96,8 @@ TABLE: Table = {
         "The checkpoint being loaded used a DP world size of {} but the current world size is {}.": (
             "error.checkpoint-world-size"
         ),
+        "You are using ZeRO-Offload with a client provided optimizer ({}) which in most cases will yield poor "
+        "performance.": "error.offload-client-optimizer",
         "MoE not supported with Stage 3": "error.deepspeed-moe-stage-3",
         "no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage {}": (
             "error.deepspeed-no-sync"

@@ -295,6 +295,14 @@ KNOWN_ERRORS: dict[str, KnownError] = {
     "error.untested-zero-optimizer": KnownError(
         "ZeRO was not tested with this optimizer class", ('"zero_allow_untested_optimizer": true',)
     ),
+    "error.offload-client-optimizer": KnownError(
+        "the program passes an optimizer of its own, and DeepSpeed runs only its own on offloaded states",
+        (
+            '"optimizer": {"type": "AdamW", "params": {"lr": …}} in the DeepSpeed config, and none in the program',
+            "deepspeed.ops.adam.DeepSpeedCPUAdam in the program",
+            '"zero_force_ds_cpu_optimizer": false runs the program\'s optimizer on the CPU, slowly',
+        ),
+    ),
     "error.deepspeed-moe-stage-3": KnownError(
         "DeepSpeed's MoE layers shard experts themselves", ('"zero_optimization": {"stage": 2}',)
     ),
