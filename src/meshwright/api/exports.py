@@ -24,6 +24,7 @@ from meshwright.api.export_findings import (
 )
 from meshwright.api.export_fixes import can_export, counted_steps, export_fixes, no_version, require_numbers
 from meshwright.api.export_notes import contract_notes, names_data_here, sizing_note, without_deepspeed, without_effect
+from meshwright.api.exported_estimate import as_written
 from meshwright.api.file_errors import as_checked
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
@@ -306,7 +307,7 @@ def _checked_as_written(target: _Target, checked: RecipeCheckResult, written: Ex
         checked = target.check(target.recipe_on(engine)[0], engine)
         of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
         checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
-    return _as_laid_out(target.theirs, written, checked, target.gpus)
+    return as_written(target.theirs, written, checked, target.gpus)
 
 
 def _findings(
@@ -364,23 +365,6 @@ def _notes(
         *(short_training_notes(checked.recipe, checked.model) if target.read is None else ()),
         *written.notes,
     )
-
-
-def _as_laid_out(
-    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, gpus: str | int | None
-) -> RecipeCheckResult:
-    """Return the result with the findings and the estimate of the layout that the written file has."""
-    changes = frameworks.exported_layout(theirs, written, checked.recipe, checked.model, checked.cluster)
-    if not changes:
-        return checked
-    recipe = override.apply(checked.recipe, changes)
-    found = check_recipe(recipe, gpus, checked.engine, (), advice=False, model=checked.model)
-    if (
-        found.estimate.step_s == checked.estimate.step_s
-        and found.estimate.memory.total == checked.estimate.memory.total
-    ):
-        return checked  # of what runs in its place: a warning says so
-    return msgspec.structs.replace(checked, findings=found.findings, estimate=found.estimate)
 
 
 def data_names(recipe: Recipe) -> list[tuple[str, str]]:

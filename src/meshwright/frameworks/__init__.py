@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.frameworks.export_recipe import covers_goal as covers_goal
     from meshwright.frameworks.export_recipe import export as export
     from meshwright.frameworks.export_recipe import exported_engine as exported_engine
+    from meshwright.frameworks.export_recipe import exported_kernels as exported_kernels
     from meshwright.frameworks.export_recipe import exported_layout as exported_layout
     from meshwright.frameworks.export_recipe import in_version as in_version
     from meshwright.frameworks.export_recipe import lost_numbers as lost_numbers
@@ -86,7 +87,9 @@ __getattr__ = LazyNames(
         "frameworks.check_file": "check stated_gpus",
         "frameworks.dropped": "DroppedSetting dropped_settings require_model",
         "frameworks.environment": "ENVIRONMENT_PATHS open_weights variables_in",
-        "frameworks.export_recipe": "covers_goal export exported_engine exported_layout in_version lost_numbers write",
+        "frameworks.export_recipe": (
+            "covers_goal export exported_engine exported_kernels exported_layout in_version lost_numbers write"
+        ),
         "frameworks.detection": "NATIVE detect_framework framework_of require_framework with_settings",
         "frameworks.file_import": "ImportedFile import_file starts_from_weights",
         "frameworks.applied_fixes": "FixedText fixed_text",

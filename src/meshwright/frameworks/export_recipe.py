@@ -181,6 +181,18 @@ def exported_layout(
     return tuple(format_override(key, field_value(found, key)) for key in changed)
 
 
+def exported_kernels(
+    framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster
+) -> tuple[str, ...]:
+    """Return the kernels that run in place of those that an export has no key for, as overrides."""
+    if framework.name in ARGUMENTS_FILE:  # whose program decides
+        return ()
+    lost = dict.fromkeys(one.field for one in written.unmapped if one.field.startswith("kernels."))
+    found = read_back(framework, written, model, on) if lost else recipe
+    changed = [key for key in lost if key in recipe_fields() and field_value(found, key) != field_value(recipe, key)]
+    return tuple(format_override(key, field_value(found, key)) for key in changed)
+
+
 def _is_of_environment(value: object, text: str) -> bool:
     """Return whether a value is in a script with variables of the environment, which it has only where it runs."""
     unquoted = re.sub(r":\?[^{}]*\}", "}", text.replace("'", "").replace('"', ""))  # without why it is required
