@@ -27,8 +27,8 @@ def dropped_half(one: FrontEnd, settings: Settings, is_command: bool) -> Iterato
     if not dropped or any(settings[name].unresolved for name in HALVES):
         return
     (kept,) = (name for name in HALVES if name != dropped)
-    dashes = "--" if is_command else ""
-    shown, other = (f"{dashes}{name}: {str(settings[name].value).lower()}" for name in (dropped, kept))
+    dashes, colon = ("--", "") if is_command else ("", ":")
+    shown, other = (f"{dashes}{name}{colon} {str(settings[name].value).lower()}" for name in (dropped, kept))
     message = f"{shown} has no effect: {other} is set as well, and {one.title} then computes in {kept}"
     at = settings[dropped]
     yield Finding("key.unused", "warning", dropped, message, (f"without {dashes}fp16",), at.file, at.line)
