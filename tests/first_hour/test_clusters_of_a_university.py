@@ -225,13 +225,16 @@ def test_a_number_of_nodes_before_the_cluster_file_keeps_its_links(meshwright: A
     assert (error["value"], "file not found" in error["message"]) == ("other.toml", True)
 
 
-def test_a_job_of_a_recipe_on_a_part_of_a_cluster_copies_its_file(meshwright: Any) -> None:
+def test_a_job_of_a_recipe_on_a_part_of_a_cluster_reads_the_file_beside_it(meshwright: Any) -> None:
     Path("small.toml").write_text('name = "small"\nmodel = "llama32_1b"\ngoal = "pretrain"\ncluster = "2xuni.toml"\n')
     job = meshwright("launch", "small.toml", "--scheduler", "slurm", "--write", "job")
     assert job.code == 0, job.err
-    assert "--nodes=2" in "".join(one.read_text() for one in Path("job").iterdir())
-    assert 'cluster = "2xcluster.toml"' in Path("job/small.toml").read_text()
-    assert Path("job/cluster.toml").read_text() == CLUSTER
+    text = "".join(one.read_text() for one in Path("job").iterdir())
+    assert "--nodes=2" in text
+    assert f"train {Path('small.toml').resolve()}" in text
+    kubernetes = ("--scheduler", "kubernetes", "--image", "registry/train:1", "--write", "pod")
+    assert meshwright("launch", "small.toml", *kubernetes).code == 0
+    assert 'cluster = "2xcluster.toml"' in "".join(one.read_text() for one in Path("pod").iterdir())
 
 
 def test_options_for_nodes_beside_a_cluster_file_are_written_as_one_argument(meshwright: Any) -> None:

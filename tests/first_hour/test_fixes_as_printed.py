@@ -279,8 +279,7 @@ compile = true
 def test_launch_warns_of_many_requeues(meshwright: Any, here: Path, time: str, expected: str) -> None:
     (here / "m13.toml").write_text(OWN_RECIPE, encoding="utf-8")
     words = ("launch", "m13.toml", "--scheduler", "slurm", "--time", time, "--out", "runs/m13")
-    assert "--write jobs/" in meshwright(*words).err  # the job carries the cluster file of the recipe
-    found = meshwright(*words, "--write", "job")
+    found = meshwright(*words)  # the job reads the recipe where it is, with the cluster file beside it
     assert found.code == 0, found.err
     text = found.out + found.err
     assert (f"requeues of --time {time}" in text) == bool(expected)
