@@ -191,9 +191,9 @@ def test_a_memory_fix_goes_where_the_value_is_set(meshwright: Any, kind: str) ->
     batch = batch_of(meshwright, *words)
     [found] = [f for f in meshwright("check", *words, "--json").json["findings"] if f["severity"] == "error"]
     assert found["rule"] == "memory.peak"
-    sets_flag = {"python": "per_device_train_batch_size=1"}.get(kind, "--per_device_train_batch_size 1")
+    sets_flag = {"python": "per_device_train_batch_size=1"}.get(kind, "--per_device_train_batch_size 2")
     assert sets_flag in found["fix"]
-    assert ('"train_micro_batch_size_per_gpu": 1' in found["fix"]) == (kind == "stated")
+    assert ('"train_micro_batch_size_per_gpu": 2' in found["fix"]) == (kind == "stated")
     apply(found["fix"], target)
     left = meshwright("check", *words, "--json").json["findings"]
     assert not [f for f in left if f["severity"] == "error"]

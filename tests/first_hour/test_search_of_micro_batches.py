@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+TIGHT = """
+model = "llama2_7b"
+goal = "pretrain"
+cluster = "8x8xH100"
+engine = "torchtitan"
+[train]
+global_batch_size = 1024
+steps = 100000
+[layout]
+micro_batch_size = 4
+defer_grad_sync = false
+[kernels]
+compile = true
+"""
 OFFLOADED = [
     ("qwen3-8b", "1xH100"),
     ("meta-llama/Llama-3.1-8B-Instruct", "1xH100"),
@@ -97,3 +112,11 @@ def test_a_batch_that_divides_is_one_in_equal_micro_batches(
     assert refused.code == 2
     assert f"train.global_batch_size={suggested}" in refused.err
     assert meshwright(*words, f"train.global_batch_size={suggested}").code == 0
+
+
+def test_the_fix_for_tight_memory_is_the_largest_micro_batch_that_resolves_it(meshwright: Any) -> None:
+    """Its fix was 1, which led to the advice to double it: slower, and back to the value that was right."""
+    Path("own.toml").write_text(TIGHT)
+    [found] = meshwright("check", "own.toml", "--json").json["findings"]
+    assert (found["rule"], found["fix"]) == ("memory.tight", ["layout.micro_batch_size=2"])
+    assert not meshwright("check", "own.toml", *found["fix"], "--advice", "--json").json["findings"]

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.recipes.capabilities import can_export, executed_values
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TP, Values, larger, not_
+from meshwright.rules.search_values import NO_TP, Values, divisors, larger, not_
 
 GIB = 2**30
 TIGHT_SHARE = 0.92
@@ -76,13 +76,25 @@ def resharded(c: Case) -> list[bool]:
     return [True] if c.strategy == "fsdp2" and not c.reshard_after_forward else []
 
 
+def smaller_micro_batches(c: Case) -> list[int]:
+    """Return smaller micro batches that leave headroom, the largest first, then 1."""
+    smaller = divisors(max(int(c.micro_batch_size), 1))[-2::-1]
+    changed = {size: c.replace(micro_batch_size=size) for size in smaller if size > 1}
+    return [size for size in smaller if size == 1 or not bool(_is_tight(changed[size]))]
+
+
+def _is_tight(c: Case) -> Column:
+    """Return whether the memory may not suffice, whether or not the peak fits."""
+    return (_total(c) > TIGHT_SHARE * c.capacity_gib) | (_fit_probability(c) < LIKELY)
+
+
 # Cheapest first: reducing in every micro batch or a smaller one costs a little, recompute a fifth of the speed, tensor
 # parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
 MEMORY_FIXES: tuple[Fix, ...] = (
     {"frozen": frozen_as_computed},
     {"defer_grad_sync": reduced_at_once},
-    {"micro_batch_size": [1]},
+    {"micro_batch_size": smaller_micro_batches},
     {"loss": chunked_losses},
     {"reshard_after_forward": resharded},
     RECOMPUTE,
@@ -245,8 +257,7 @@ def peak_too_large(c: Case) -> Column:
     values={"total": _total, "high": _high, "verdict": _verdict},
 )
 def peak_without_headroom(c: Case) -> Column:
-    tight = (_total(c) > TIGHT_SHARE * c.capacity_gib) | (_fit_probability(c) < LIKELY)
-    return np.asarray(_fits(c)) & tight
+    return np.asarray(_fits(c)) & _is_tight(c)
 
 
 @rule(
