@@ -215,3 +215,15 @@ def test_a_plan_for_an_engine_without_the_model_says_so_first(meshwright: Any) -
     first = meshwright(*typed, "torchtitan", "--json").json["notes"][0]
     assert first.startswith("the plan is for torchtitan, but there is no command for it: torchtitan has no model of")
     assert "notes" not in meshwright(*typed, "megatron", "--json").json
+
+
+def test_targets_on_other_numbers_of_gpus_are_compared_by_the_speed_of_all(meshwright: Any, tmp_path: Path) -> None:
+    """The answer named the slower GPUs as faster, by the tokens of one GPU."""
+    paths = [tmp_path / "many.toml", tmp_path / "few.toml"]
+    for path, gpus in zip(paths, ("8x8xH100", "2x8xB200"), strict=True):
+        path.write_text(f'model = "llama2_7b"\ngoal = "pretrain"\ncluster = "{gpus}"\n[train]\nsteps = 1000\n')
+    found = meshwright("compare", *map(str, paths), "--json").json
+    many, few = (side["estimate"]["tokens_per_s_per_gpu"] for side in found["sides"])
+    assert few > many
+    assert re.search(rf"{many * 64:,.0f} tokens/s on 64 GPUs, {many:,.0f} each, \d+% faster than", found["answer"])
+    assert f"({few * 16:,.0f} tokens/s on 16 GPUs, {few:,.0f} each)" in found["answer"]

@@ -13,7 +13,7 @@ from meshwright.api.compared_sides import Side
 from meshwright.api.engine_configs import CONFIGS
 from meshwright.api.run_comparison import differences
 from meshwright.costs.uncertainty import error_bands
-from meshwright.display import Readable, Row, titled
+from meshwright.display import Readable, Row, plural, titled
 from meshwright.recipes.types import ENGINES
 
 ONLY_SHARDING = ("accelerate", "deepspeed")  # their configs leave the training program to the user
@@ -142,9 +142,16 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _rate(side: Side) -> str:
+def _differ_in_gpus(found: Comparison) -> bool:
+    return len({int(one.plan.case.world) for one in found.sides if one.plan is not None}) > 1
+
+
+def _rate(side: Side, found: Comparison) -> str:
+    """Return the speed of a GPU; of all GPUs where the sides have different numbers of them."""
     speed = 0.0 if side.plan is None else float(side.plan.estimate.tokens_per_s_per_gpu)
-    return f"{speed:,.0f} tokens/s/GPU"
+    if side.plan is None or not _differ_in_gpus(found):
+        return f"{speed:,.0f} tokens/s/GPU"
+    return f"{side.rate:,.0f} tokens/s on {plural(int(side.plan.case.world), 'GPU')}, {speed:,.0f} each"
 
 
 def _decides(found: Comparison, best: Side, near: Sequence[Side]) -> str:
@@ -178,15 +185,18 @@ def answer_of(found: Comparison) -> str:
     near = [one for one in others if one.ok and _about_as_fast(one, best)]
     slower = [one for one in others if one.ok and one not in near]
     decides = _decides(found, best, near)
-    text = f"Use {best.name}: {_rate(best)}"
+    text = f"Use {best.name}: {_rate(best, found)}"
     if slower and not near:
         text += f", {best.rate / slower[0].rate - 1:.0%} faster than {slower[0].name}"
+        text += f" ({_rate(slower[0], found)})" if _differ_in_gpus(found) else ""
         text += " by the estimates, within their uncertainty" if _within_uncertainty(best, slower[0]) else ""
     text += f", and its config loses {_some(best.lost_contract)}." if best.lost_contract else "."
     if near and decides:
         text += f" About as fast, within the uncertainty: {', '.join(one.name for one in near)}; {decides}."
     elif near:
-        text = f"Equal within the uncertainty: {', '.join(f'{one.name} ({_rate(one)})' for one in (best, *near))}. "
+        text = (
+            f"Equal within the uncertainty: {', '.join(f'{one.name} ({_rate(one, found)})' for one in (best, *near))}. "
+        )
         text += f"What else decides: {'; '.join(_other_criteria(found, (best, *near)))}."
     if _never_run(best) and (decides or not near):
         text += f" {best.name} {NEVER_RUN}."
