@@ -110,7 +110,7 @@ def test_why_no_layout_divides_the_gpus(meshwright: Any) -> None:
 
 def test_times_have_the_unit_of_their_size(meshwright: Any) -> None:
     shown = meshwright("compare", "llama3_8b_sft_config", "llama3_70b_pretrain_config", "train.steps=100").out
-    assert "100 steps take 6.81 minutes on 2xH100" in shown
+    assert "100 steps of 65,536 tokens take 6.81 minutes on 2xH100" in shown
     assert [duration(one) for one in (0.0042, 0.5, 2.5)] == ["6.05 minutes", "12.0 hours", "2.50 days"]
     assert [duration(one, 30) for one in (30.3, 29.9, 45)] == ["30.30 days", "29.90 days", "45.0 days"]
 
