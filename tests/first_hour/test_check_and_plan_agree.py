@@ -360,3 +360,28 @@ def test_launch_refuses_settings_that_could_not_be_read(meshwright: Any) -> None
     assert meshwright(*job, *fix).code == 0
     assert "float8" in Path("job/config.toml").read_text()
     assert "not in this file: titan.toml:4" not in Path("job/config.toml").read_text()
+
+
+OWN_3B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096, "num_attention_heads": 24,
+    "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": False, "vocab_size": 128256,
+}  # fmt: skip
+
+
+def test_advice_on_the_memory_of_a_file_is_the_cheapest_fix_as_in_a_plan(meshwright: Any, tmp_path: Path) -> None:
+    """A smaller micro batch gathers weights more often, which a slow network makes dear."""
+    config = tmp_path / "own" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(OWN_3B))
+    cluster = tmp_path / "a100.toml"
+    cluster.write_text('gpu = "A100-80"\nnodes = 6\ngpus_per_node = 8\nnetwork_gb_s_per_node = "200 Gb/s"\n')
+    layout = ("train.global_batch_size=480", "layout.micro_batch_size=5", "layout.recompute=none", "layout.tp=1")
+    words = ("--goal", "pretrain", "--gpus", str(cluster), *layout, "kernels.compile=true")
+    out = tmp_path / "titan"
+    meshwright("export", str(config), "--to", "torchtitan", *words, "--out", str(out))
+    found = meshwright("check", str(out / "config.toml"), "--gpus", str(cluster), "--advice", "--json").json
+    (memory,) = (one for one in found["findings"] if one["rule"].startswith("memory."))
+    assert memory["fix"] == ['activation_checkpoint.mode = "selective"'], memory
+    assert "longer per step" in memory["message"]

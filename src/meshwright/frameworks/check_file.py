@@ -57,7 +57,7 @@ from meshwright.frameworks.unchecked import notes_on_unchecked, open_memory_fiel
 from meshwright.frameworks.ways_to_fit import with_ways
 from meshwright.models import ModelSpec
 from meshwright.notes import no_notes
-from meshwright.planner import as_overrides, case_of, find_repair_of_file
+from meshwright.planner import FOR_MEMORY, as_overrides, case_of, find_repair_of_file, with_cost
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -379,7 +379,17 @@ def _our_findings(
     found = found if known else [downgrade_host(one) for one in found]
     found = [one for one in found if not _is_of_unread_program(imported, one)]
     kept = [as_in_files(downgrade_assumed(downgrade_within_error(one, cases), assumed, cases)) for one in found]
-    return [in_framework_keys(imported, first.recipe, one) for one in kept]
+    return [_with_cheap_fix(imported, first, one, known) for one in kept]
+
+
+def _with_cheap_fix(imported: ImportedRecipe, case: Case, finding: Finding, known: bool) -> Finding:
+    """Return a finding in the framework's keys; on memory with the cheapest fix that its file can say."""
+    found = in_framework_keys(imported, case.recipe, finding)
+    if not known or finding.rule not in FOR_MEMORY or not found.fix:
+        return found
+    cheapest, own = (with_cost(finding, case, frozenset(), others) for others in (True, False))
+    cheaper = in_framework_keys(imported, case.recipe, cheapest)
+    return cheaper if cheaper.fix else in_framework_keys(imported, case.recipe, own)
 
 
 def _is_of_unread_program(imported: ImportedRecipe, finding: Finding) -> bool:

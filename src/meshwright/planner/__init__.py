@@ -15,7 +15,7 @@ from meshwright.planner.explain import reasons
 from meshwright.planner.faster_step import TITLE as FASTER_STEP
 from meshwright.planner.fewer_nodes import TITLES as FEWER_NODES
 from meshwright.planner.fewer_nodes import node_note
-from meshwright.planner.findings import examine, held_in_a_search
+from meshwright.planner.findings import FOR_MEMORY, examine, held_in_a_search, with_cost
 from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.micro_batch import with_fastest_micro_batch
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
@@ -64,6 +64,7 @@ __getattr__ = LazyNames(
 __all__ = [
     "FASTER_STEP",
     "FEWER_NODES",
+    "FOR_MEMORY",
     "OPEN_LENGTH",
     "Budget",
     "Candidate",
@@ -119,6 +120,7 @@ __all__ = [
     "size",
     "smallest_fit",
     "step_tokens",
+    "with_cost",
     "with_engine_strategy",
     "with_fastest_micro_batch",
     "with_listed_stages",

@@ -175,7 +175,7 @@ def _drop_useless_fixes(findings: Iterable[Finding], case: Case, typed: Collecti
         of_memory = finding.rule in FOR_MEMORY
         about_layout = bool(finding.fix) and all(key.startswith("layout.") for key in finding.fix)
         if of_memory and finding.fix and finding.severity == "advice":
-            yield _with_cost(finding, case, frozenset(typed))
+            yield with_cost(finding, case, frozenset(typed))
         elif finding.severity == "error" or of_memory or not about_layout or _helps(finding, case):
             yield finding
         elif finding.severity == "warning":
@@ -183,15 +183,18 @@ def _drop_useless_fixes(findings: Iterable[Finding], case: Case, typed: Collecti
             yield msgspec.structs.replace(finding, fix=(), no_fix=tried, undoes=())
 
 
-def _with_cost(finding: Finding, case: Case, typed: frozenset[str]) -> Finding:
-    """Return advice on memory with its cheapest fix, and with the step time that this costs, if it is much."""
+def with_cost(finding: Finding, case: Case, typed: frozenset[str], others: bool = True) -> Finding:
+    """Return a finding on memory with its cheapest fix, and with the step time that this costs, if it is much.
+
+    Without `others`, the fix stays.
+    """
     before = float(case.cached(costs.estimate).step_s)
     slower = _step_s(case.rebuild(override.apply_fix(case.recipe, finding.fix))) / before - 1
     if slower < WORTH_SAYING:
         return finding
     rule, fix = rules.all_rules()[finding.rule], finding.fix
     kept = [one for one in rules.applicable(case, ("warning",)) if not bool(one.broken(case))]
-    for change in _milder(case):
+    for change in _milder(case) if others else ():
         trial = case.replace(**change)
         changed = {name for name, value in change.items() if value != getattr(case, name)}
         if typed & changed or not bool(rules.legal(trial)) or bool(rule.broken(trial)):
