@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -135,3 +136,23 @@ def test_the_size_of_a_recipe_keeps_the_users_options(meshwright: Any) -> None:
     refused = meshwright("size", "qwen3_8b_sft_config", *given)
     assert "--max-gpus 16" in refused.err
     assert "--mtbf-hours 50000" in refused.err
+
+
+def test_an_option_of_recommend_is_pointed_to_with_the_whole_line(meshwright: Any) -> None:
+    words = ("qwen3-0.6b", "--gpus", "1xH100", "--goal", "sft", "--epochs", "3", "train.global_batch_size=8")
+    found = meshwright("plan", *words, "--top", "3", "--save", "best.toml")
+    assert f"meshwright recommend {' '.join(words)} --save best.toml" in found.err
+    assert meshwright("recommend", *words, "--dataset", "squad", "--save", "best.toml").code == 0
+    assert Path("best.toml").is_file()
+
+
+def test_the_command_of_adapters_keeps_the_data_and_the_length_of_a_file(meshwright: Any) -> None:
+    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 400
+    Path("chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("--goal", "sft", "--gpus", "2xH100", "--dataset", "chats.jsonl", "--epochs", "3", "--save", "full.toml")
+    meshwright("recommend", "qwen3-8b", *words, "train.global_batch_size=8")
+    options = meshwright("recommend", "full.toml", "--gpus", "1xA100-80", "--json").json["options"]
+    command = next(one["command"] for one in options if one["title"] == "LoRA")
+    found = meshwright(*shlex.split(command.removeprefix("meshwright ")), "--json").json
+    assert (found["contract"]["dataset"], found["contract"]["epochs"]) == ("chats.jsonl", 3)
+    assert "--dataset chats.jsonl" in found["commands"]["meshwright"]

@@ -198,3 +198,9 @@ def test_a_memory_fix_goes_where_the_value_is_set(meshwright: Any, kind: str) ->
     left = meshwright("check", *words, "--json").json["findings"]
     assert not [f for f in left if f["severity"] == "error"]
     assert batch_of(meshwright, *words) == batch
+
+
+def test_ddp_of_the_trainer_keeps_its_buckets_besides_the_gradients(meshwright: Any) -> None:
+    words = ("estimate", "qwen3-0.6b", "--goal", "sft", "--engine", "fsdp1", "layout.strategy=ddp", "--json", "--gpus")
+    one, two = (meshwright(*words, gpus).json["estimate"]["memory_gib"]["gradients"] for gpus in ("1xH100", "2xH100"))
+    assert two == pytest.approx(2 * one, rel=0.01)  # 0.94 GiB more of 0.94 GiB of gradients on an H200

@@ -25,6 +25,7 @@ from meshwright.api.paths import blend_of
 from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
 
+PLANNING = ("recommend", "plan", "estimate", "size")  # the first saves a plan, and has options that others lack
 COMMAND_WORDS = {
     **dict.fromkeys(("finetune", "fine-tune", "fit", "run", "pretrain", "sft", "lora", "resume"), "train"),
     **dict.fromkeys(("eval", "perplexity"), "evaluate"),
@@ -276,11 +277,13 @@ def _positional(context: Any, arguments: Sequence[str]) -> list[int]:
 
 
 def _same_with(option: str, context: Any, arguments: Sequence[str]) -> str:
-    """Return the line with the command that an option names in other tools: --dry-run is dryrun; empty if none.
+    """Return the line with the command that has an option, or that it names in other tools: --dry-run is dryrun.
 
-    It keeps the words and the options that this command has too.
+    It keeps the words and the options that this command has too; empty if there is none.
     """
     name = COMMAND_WORDS.get(option.lstrip("-"), "")
+    if context is not None and context.command.name in PLANNING and PLANNING[0] in _commands_with(option, context):
+        name = PLANNING[0]
     if context is None or context.parent is None or name in ("", context.command.name):
         return ""
     command = context.parent.command.get_command(context.parent, name)
@@ -292,7 +295,7 @@ def _same_with(option: str, context: Any, arguments: Sequence[str]) -> str:
     words = arguments[1:]
     while place < len(words):
         flag, equals, _ = words[place].partition("=")
-        known = own.get(flag) if flag.startswith("-") else None
+        known = own.get(flag, taken.get(flag)) if flag.startswith("-") else None
         size = 1 if equals or known is None or known.is_flag else 2
         if not flag.startswith("-") or flag in taken:
             kept += words[place : place + size]

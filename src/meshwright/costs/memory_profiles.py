@@ -28,6 +28,7 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plain_one_rank: bool = False
     casts_again: bool = False
     extra_gradients: float = 0.0
+    gradient_buckets: bool = False
     layer_gradients: float = 0.0
     defers: bool = False
     norm_extra: float = 0.0

@@ -128,7 +128,10 @@ def _accumulated_bytes(case: Case, profile: MemoryProfile) -> Column:
 def _extra_gradients(case: Case, profile: MemoryProfile) -> Column:
     """Return bytes per parameter besides the accumulated gradients: in reduction, or returned by one compiled graph."""
     whole_graph = profile.whole_graph and case.compile
-    return profile.extra_gradients * (case.dp > 1) + whole_graph * (case.accumulation > 1) * BYTES[case.compute]
+    copied = profile.gradient_buckets * (case.strategy == "ddp") * master_bytes(case)  # as long as the model lives
+    return (profile.extra_gradients + copied) * (case.dp > 1) + whole_graph * (case.accumulation > 1) * BYTES[
+        case.compute
+    ]
 
 
 def dense_ranks(case: Case) -> Column:

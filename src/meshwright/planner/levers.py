@@ -46,7 +46,7 @@ from meshwright.recipes.capabilities import can_export
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.model_changes import argument
-from meshwright.recipes.types import FieldKind, Recipe
+from meshwright.recipes.types import FieldKind, Recipe, field_value, recipe_fields
 from meshwright.rules.memory import CHUNKED_LOSSES, REDUCES_AT_WILL
 
 ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
@@ -530,7 +530,7 @@ def _adapters(baseline: Baseline, typed: Sequence[str]) -> Iterator[Variant]:
             yield Variant("QLoRA", "base weights are rounded to 4 bits", changed, ("peft.method=qlora",))
     if case.goal != "sft":
         return
-    kept = (f"train.global_batch_size={int(case.global_batch_size)}",)
+    kept = (f"train.global_batch_size={int(case.global_batch_size)}", *_own_data(baseline))
     question = msgspec.structs.replace(baseline.question, goal="peft", seq_length=int(case.seq_length))
     for title, cost, extra in (
         ("LoRA", ADAPTERS_COST, kept),
@@ -540,6 +540,18 @@ def _adapters(baseline: Baseline, typed: Sequence[str]) -> Iterator[Variant]:
             yield Variant(title, cost, baseline_for(question, override.merged(typed, extra)), extra)
         except MeshwrightError:  # no recipe trains adapters of this kind of model
             return
+
+
+def _own_data(baseline: Baseline) -> Iterator[str]:
+    """Yield the data and the length of a recipe or file that the user named: a recipe for adapters has others."""
+    if not baseline.question.recipe_words:
+        return
+    recipe, fields = baseline.requested, recipe_fields()
+    length = ("train.epochs",) if recipe.train.epochs else ("train.steps",)
+    for key in ("data.dataset", "data.validation", "data.validation_part", "data.tokenizer", *length):
+        value = field_value(recipe, key)
+        if value and value != fields[key].default:
+            yield format_override(key, value)
 
 
 def _shorter(baseline: Baseline) -> Iterator[Variant]:
