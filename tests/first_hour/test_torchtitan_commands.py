@@ -177,3 +177,87 @@ def test_the_fix_of_a_job_is_the_repair_of_check(meshwright: Any, tmp_path: Path
     refused = meshwright(*words, "--json")
     assert meshwright(*words, *shlex.split(refused.json["error"]["fix"][0])).code == 0
     assert "local_batch_size = 125" in (tmp_path / "job" / "config.toml").read_text()
+
+
+FLAVOR = """from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+
+from {sizes}
+
+llama3_args["lab"] = TransformerModelArgs(
+    dim=2048, n_layers=16, n_heads=16, n_kv_heads=8, vocab_size=128256, multiple_of=8192, rope_theta=500000.0
+)
+"""
+LAB = """[model]
+name = "llama3"
+flavor = "lab"
+[training]
+local_batch_size = 2
+global_batch_size = 64
+seq_len = 4096
+steps = 20000
+dataset = "c4"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[activation_checkpoint]
+mode = "full"
+[checkpoint]
+enable = true
+[experimental]
+custom_import = "MODULE"
+"""
+ON = ("--gpus", "2x8xH100")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with two configs: of a module that imports another one, and of a package's module."""
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "mine"
+    (here / "lab").mkdir(parents=True)
+    (here / "module.toml").write_text(LAB.replace("MODULE", "lab_flavor"))
+    (here / "lab_flavor.py").write_text(FLAVOR.format(sizes="lab_sizes import WIDTH"))
+    (here / "lab_sizes.py").write_text("WIDTH = 8192\n")
+    (here / "unread.py").write_text("raise SystemExit\n")
+    (here / "package.toml").write_text(LAB.replace("MODULE", "lab.flavors"))
+    (here / "lab" / "__init__.py").write_text("")
+    (here / "lab" / "flavors.py").write_text(FLAVOR.format(sizes=".sizes import WIDTH"))
+    (here / "lab" / "sizes.py").write_text("WIDTH = 8192\n")
+    return here
+
+
+def modules_in(folder: Path) -> list[str]:
+    return sorted(one.relative_to(folder).as_posix() for one in folder.rglob("*.py"))
+
+
+def test_a_job_has_the_modules_that_its_toml_imports(meshwright: Any, lab: Path, tmp_path: Path) -> None:
+    module, package = ["lab_flavor.py", "lab_sizes.py"], ["lab/__init__.py", "lab/flavors.py", "lab/sizes.py"]
+    done = meshwright("launch", "mine/module.toml", *ON, "--scheduler", "slurm", "--write", "job")
+    assert done.code == 0, done.err
+    assert modules_in(tmp_path / "job") == module
+    assert (tmp_path / "job" / "lab_flavor.py").read_text() == (lab / "lab_flavor.py").read_text()
+    assert "is not beside" not in done.err
+    done = meshwright("launch", "mine/package.toml", *ON, "--scheduler", "slurm", "--write", "job2")
+    assert (done.code, modules_in(tmp_path / "job2")) == (0, package), done.err
+    done = meshwright("export", "mine/package.toml", "--to", "torchtitan", *ON, "--out", "written")
+    assert (done.code, modules_in(tmp_path / "written")) == (0, package), done.err
+
+
+def test_other_schedulers_have_the_modules_too(meshwright: Any, lab: Path, tmp_path: Path) -> None:
+    done = meshwright("launch", "mine/module.toml", *ON, "--scheduler", "torchrun", "--head", "n1", "--write", "job")
+    assert f"PYTHONPATH={tmp_path}/job" in done.out, done.err
+    pods = ("--scheduler", "kubernetes", "--image", "lab/titan:1")
+    done = meshwright("launch", "mine/package.toml", *ON, *pods, "--write", "pods")
+    assert done.code == 0, done.err
+    manifest = next((tmp_path / "pods").glob("*.y*ml")).read_text()
+    assert "lab/flavors.py" in manifest
+    assert "subPath: lab.flavors.py" in manifest
+
+
+def test_a_module_that_is_not_beside_the_toml_is_noted(meshwright: Any, lab: Path) -> None:
+    for name, noted in (("their_models", True), ("torchtitan.experiments.lab", False)):
+        text = LAB.replace("MODULE", name).replace('"lab"', '"8B"')
+        (lab / "away.toml").write_text(text)
+        done = meshwright("launch", "mine/away.toml", *ON, "--scheduler", "slurm", "--write", f"job_{noted}")
+        assert done.code == 0, done.err
+        assert (f"custom_import={name} is not beside" in done.err) == noted

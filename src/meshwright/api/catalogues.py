@@ -213,7 +213,8 @@ def save_files(contents: Mapping[str, str], folder: str) -> tuple[str, ...]:
     """Write files into a folder, return their paths; raise OutputError rather than replace a file that differs."""
     place = Path(folder)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        for inside in (place, *((place / name).parent for name in contents)):
+            inside.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot be created: {error.strerror}", field="out", value=folder) from error
     for name, text in contents.items():

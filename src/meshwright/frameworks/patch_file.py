@@ -29,6 +29,7 @@ from meshwright.frameworks.model_match import same_shape
 from meshwright.frameworks.patch_program import RECOMPUTE, SHARDING, keep_program, without_argument
 from meshwright.frameworks.schedule_units import in_stated_units
 from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, MODULE
+from meshwright.frameworks.torchtitan.own_modules import with_own_modules
 from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
 from meshwright.models import ModelSpec
@@ -62,6 +63,10 @@ def patch(
     """
     found = _patched(_as_command(imported) if job else imported, target, recipe, model, on, job=job)
     env = imported.settings.parsed.env
+    if found is not None and imported.framework.name == "torchtitan":
+        name, text = next(iter(found.written.files.items()))
+        read, after = imported.settings.parsed.settings, content_of(text, name).settings
+        found = found._replace(written=with_own_modules(imported.content, read, after, found.written))
     if found is None or not env:
         return found
     written = found.written

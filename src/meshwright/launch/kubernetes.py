@@ -168,11 +168,23 @@ def _volumes(job: Job) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 def _file_mounts(job: Job) -> list[dict[str, Any]]:
     """Return one mount for each file of the ConfigMap, so that their folder stays writable."""
-    return [{"name": CONFIGS, "mountPath": f"{FILES}/{file}", "subPath": file, "readOnly": True} for file in job.files]
+    return [
+        {"name": CONFIGS, "mountPath": f"{FILES}/{file}", "subPath": _key(file), "readOnly": True} for file in job.files
+    ]
 
 
 def _config_map(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
     for file in job.files:
-        values.matching("the file name", file, r"[A-Za-z0-9._-]{1,253}", "a key of a ConfigMap", "recipe.toml")
+        values.matching("the file name", _key(file), r"[A-Za-z0-9._-]{1,253}", "a key of a ConfigMap", "recipe.toml")
     named = metadata | {"name": f"{metadata['name']}-files"}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": dict(job.files)}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": named,
+        "data": {_key(file): text for file, text in job.files.items()},
+    }
+
+
+def _key(file: str) -> str:
+    """Return the key of a file in the ConfigMap, which has no folders: those of a package are dots."""
+    return file.replace("/", ".")

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from meshwright import config_io
 from meshwright.errors import InputError, closest
 from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Content, ParsedConfig
@@ -28,6 +27,7 @@ from meshwright.frameworks.torchtitan.derived_fields import approximations, deri
 from meshwright.frameworks.torchtitan.format_override import RENAMED_KEYS, flag
 from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
 from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, RegisteredFlavor, registered_flavor
+from meshwright.frameworks.torchtitan.own_modules import module_text
 from meshwright.frameworks.torchtitan.python_config import (
     ConfigFunction,
     config_functions,
@@ -239,15 +239,7 @@ def _is_slip(key: str) -> bool:
 
 def _registered(content: Content, settings: Settings) -> RegisteredFlavor | None:
     """Return the flavor that the module of custom_import registers, if its file is beside the config."""
-    setting = settings.get(CUSTOM_IMPORT)
-    if setting is None or not isinstance(setting.value, str):
-        return None
-    name = f"{setting.value.replace('.', '/')}.py"
-    text = content.beside.get(name)
-    if text is None and content.folder is not None:
-        folders = (content.folder, Path(setting.file).parent) if setting.file else (content.folder,)
-        path = next((found for folder in folders if (found := folder / name).is_file()), None)
-        text = None if path is None else config_io.read_text(path)
+    text = module_text(content, settings.get(CUSTOM_IMPORT))
     if text is None:
         return None
     return registered_flavor(text, _text(settings, "model.name"), _text(settings, "model.flavor"))
