@@ -129,9 +129,8 @@ def _with_save_interval(
     every = None if own else other_frameworks.save_every(recipe, step_s, minutes, launch.changes)
     changes = list(launch.changes)
     if every is not None:
-        kept: list[str] = []
-        if read is not None:
-            every, kept = other_frameworks.retention(launch.framework, recipe, every, launch.changes)
+        is_theirs = read is not None
+        every, kept = other_frameworks.retention(launch.framework, recipe, every, launch.changes, is_theirs)
         changes = [one for one in changes if not one.startswith(f"{SAVE_EVERY}=")]
         changes += [f"{SAVE_EVERY}={every}", *kept]
     if launch.requeued:
@@ -143,7 +142,7 @@ def _with_save_interval(
         note = other_frameworks.requeue_note(launch.framework, recipe, step_s)
         return SavingExport(exported, data, (), (f"warning: your program sets its interval; {left.reason}", note))
     stated = read is not None or exported.job.content is not None  # a job may not change a file without a word
-    changed = other_frameworks.changed_interval(saving, recipe.checkpoint.save_every) if stated else ()
+    changed = other_frameworks.changed_interval(saving, recipe) if stated else ()
     note = other_frameworks.requeue_note(launch.framework, saving, step_s, own)
     return SavingExport(exported, data, changed, (*changed, note))
 

@@ -343,22 +343,32 @@ def resuming(recipe: Recipe, given: Sequence[str], without: str = "--no-requeue"
     return ["checkpoint.resume=true"]
 
 
-def retention(framework: str, recipe: Recipe, every: int, given: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the interval, and the overrides with which a file that keeps all its checkpoints keeps no others.
+def retention(
+    framework: str, recipe: Recipe, every: int, given: Sequence[str], is_theirs: bool
+) -> tuple[int, list[str]]:
+    """Return the interval, and the overrides with which the job keeps the checkpoints that its file keeps.
 
-    The interval divides that of the file, because Megatron-LM keeps a checkpoint only if its step is a multiple.
+    The interval divides that of the kept ones: Megatron-LM and Megatron-Bridge refuse others.
+    A file of the framework (`is_theirs`) that keeps all its checkpoints keeps no others.
     """
-    old = recipe.checkpoint.save_every
+    old, milestones = recipe.checkpoint.save_every, recipe.checkpoint.milestone_every
     typed = {"checkpoint.keep", "checkpoint.milestone_every"} & override.requested(recipe, given).keys()
-    if typed or recipe.checkpoint.keep < KEEP_ALL or old <= every or not CHECKOUTS[framework].retains:
+    if milestones:
+        fitting = fitting_interval(milestones, every)
+        stays = milestones % fitting == 0 or "checkpoint.milestone_every" in typed
+        return fitting, [] if stays else [f"checkpoint.milestone_every={milestones + -milestones % fitting}"]
+    keeps_all = is_theirs and not typed and recipe.checkpoint.keep >= KEEP_ALL
+    if not keeps_all or old <= every or not CHECKOUTS[framework].retains:
         return every, []
     fitting = fitting_interval(old, every)
+    if fitting == old:
+        return old, []
     return fitting, ["checkpoint.keep=1", f"checkpoint.milestone_every={old - old % fitting}"]
 
 
-def changed_interval(recipe: Recipe, old: int) -> tuple[str, ...]:
+def changed_interval(recipe: Recipe, file: Recipe) -> tuple[str, ...]:
     """Return the warning for a job that saves more often than the file that it was read from."""
-    checkpoint = recipe.checkpoint
+    checkpoint, old = recipe.checkpoint, file.checkpoint.save_every
     if old == checkpoint.save_every:
         return ()
     if not old:
@@ -366,6 +376,8 @@ def changed_interval(recipe: Recipe, old: int) -> tuple[str, ...]:
         return (f"the job saves every {every} (checkpoint.save_every), the file names no interval",)
     milestones = plural(checkpoint.milestone_every, "step")
     few = f"the latest and those of every {milestones} are kept (checkpoint.keep)"
+    if file.checkpoint.milestone_every not in (0, checkpoint.milestone_every):
+        few += f": a multiple of the job's interval, which the file's {file.checkpoint.milestone_every:,} is not"
     kept = few if checkpoint.milestone_every else "all are kept" if checkpoint.keep >= KEEP_ALL else ""
     changed = f"the job saves every {plural(checkpoint.save_every, 'step')}, the file every {old:,}"
     return (f"warning: {changed}{f'; {kept}' if kept else ''}; checkpoint.save_every={old} keeps the file's",)

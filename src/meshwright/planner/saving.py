@@ -10,6 +10,7 @@ from meshwright.display import duration, plural
 from meshwright.planner.storage import storage_of
 from meshwright.recipes.case import Case
 from meshwright.rules.rule import Finding
+from meshwright.rules.search_values import divisors, nearest_first
 
 LONG_H = 6.0  # hours whose loss hurts; benchmarks and tests are shorter
 SAVE_H = 1.0  # hours between the checkpoints of the suggested fix
@@ -37,11 +38,12 @@ def milestones_of(steps: int, every: int) -> int:
 
 
 def fitting_interval(retained: int, every: int) -> int:
-    """Return an interval of about so many steps that divides the one of kept checkpoints, if there is one.
+    """Return the interval nearest to so many steps that divides the one of kept checkpoints, if one is half to twice.
 
     Megatron-LM keeps a checkpoint only if its step is a multiple of both.
     """
-    return max((steps for steps in range(-(-every // 2), every + 1) if retained % steps == 0), default=every)
+    near = [steps for steps in divisors(retained) if every <= 2 * steps <= 4 * every]
+    return next(iter(nearest_first(near, every)), every)
 
 
 def disk_message(case: Case) -> str:
