@@ -157,34 +157,37 @@ def test_a_job_that_saves_more_often_than_its_file_says_so_and_keeps_what_the_fi
     assert "retain" not in (here / "kept" / "fixed.sbatch").read_text()
 
 
-def intervals(job: Path) -> tuple[int, int]:
+DENSE = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-attention-heads 16 \\
+  --seq-length 4096 --max-position-embeddings 4096 --tokenizer-type NullTokenizer --vocab-size 32000 --mock-data \\
+  --micro-batch-size 2 --global-batch-size 512 --train-iters 95368 --lr 3e-4 --bf16 --use-distributed-optimizer \\
+  --save /ckpt/dense --load /ckpt/dense --save-interval 20000 --save-retain-interval 20000
+"""
+
+
+def intervals(job: Path) -> list[int]:
     """Return --save-interval and --save-retain-interval of a written job."""
-    program = program_in(job.read_text())
-    every, kept = (re.search(rf"--save-{one} (\d+)", program) for one in ("interval", "retain-interval"))
-    assert every is not None
-    assert kept is not None
-    return int(every[1]), int(kept[1])
+    return [int(one) for one in re.findall(r"--save-(?:retain-)?interval (\d+)", program_in(job.read_text()))]
 
 
 def test_the_interval_of_a_requeued_job_divides_the_one_of_kept_checkpoints(meshwright: Any, here: Path) -> None:
-    retained = SCRIPT.replace("--save-interval 20000", "--save-interval 1000 --save-retain-interval 19000")
-    (here / "kept.sh").write_text(retained)
-    answer = meshwright("launch", "kept.sh", *ON, "--write", "job")
+    on = ("--scheduler", "slurm", "--gpus", "8xH100")
+    (here / "kept.sh").write_text(DENSE)
+    answer = meshwright("launch", "kept.sh", *on, "--write", "job")
     assert answer.code == 0, answer.err
     every, kept = intervals(here / "job" / "kept.sbatch")
-    assert (kept, kept % every) == (19000, 0)
-    assert (
-        f"the job saves every {every:,} steps, the file every 1,000; the latest and those of every 19,000" in answer.err
-    )
-    (here / "prime.sh").write_text(retained.replace("19000", "19001").replace("-interval 1000 ", "-interval 19001 "))
-    answer = meshwright("launch", "prime.sh", *ON, "--write", "prime")
+    assert every < 1000
+    assert (kept, kept % every) == (20000, 0)
+    few = "the latest and those of every 20,000 steps are kept"
+    assert f"the job saves every {every:,} steps, the file every 20,000; {few}" in answer.err
+    (here / "prime.sh").write_text(DENSE.replace("20000", "19001"))  # a prime
+    answer = meshwright("launch", "prime.sh", *on, "--write", "prime")
     assert answer.code == 0, answer.err
     every, kept = intervals(here / "prime" / "prime.sbatch")
     assert kept % every == 0
     assert 19001 < kept < 19001 + every
     assert f"every {kept:,} steps are kept (checkpoint.keep): a multiple of the job's interval" in answer.err
-    typed = meshwright("launch", "kept.sh", *ON, "--write", "typed", "checkpoint.save_every=365")
-    assert "--save-retain-interval 19000 is not a multiple of --save-interval 365" in typed.err
+    typed = meshwright("launch", "kept.sh", *on, "--write", "typed", "checkpoint.save_every=365")
+    assert "--save-retain-interval 20000 is not a multiple of --save-interval 365" in typed.err
 
 
 def test_an_export_to_torchtitan_names_the_model_and_a_fix_without_errors(meshwright: Any, here: Path) -> None:
