@@ -61,7 +61,6 @@ DEFECTS = [
     ("axolotl", "micro_batch_size: 1", "micro_batch_size: -1", "micro_batch_size"),
     ("axolotl", "num_epochs: 1", "num_epochs: -1", "num_epochs"),
     ("axolotl", "lora_r: 16", "lora_r: {a: 1}", "lora_r"),
-    ("axolotl", "fp16: false", "fp16: true", "fp16"),
     ("axolotl", "learning_rate: 0.0002\n", "", "learning_rate"),
     ("axolotl", "datasets:\n  - {path: mhenrichsen/alpaca_2k_test, type: alpaca}\n", "", "datasets"),
     ("llama-factory", "cutoff_len: 2048", "cutoff_len: -2048", "cutoff_len"),

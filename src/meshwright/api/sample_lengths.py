@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
 MAX_TOKENIZED_BYTES = 2**24  # larger files are tokenized by samples and train only
-MAX_PARSED = 2_000  # long rows that are parsed; of more, as many evenly spaced ones stand for all
+MAX_PARSED = 2_000  # long rows that are parsed; of more, as many evenly spaced ones are a sample
 SHOWN_ROWS = 5  # locations of rows that are left out
 
 

@@ -119,8 +119,9 @@ def import_recipe(
     unknown = tuple(
         field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
     )
-    keeps_batch = framework.complete is not None and not requested.keys().isdisjoint(SHARES)
-    keeps_batch = keeps_batch and GLOBAL_BATCH not in requested
+    names = {text.partition("=")[0].strip() for text in texts}  # a key of the framework's own has its own meaning
+    keeps_batch = any(name in SHARES or f"layout.{name}" in SHARES for name in names)
+    keeps_batch = keeps_batch and framework.complete is not None and GLOBAL_BATCH not in requested
     return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model, requested, keeps_batch)
 
 
