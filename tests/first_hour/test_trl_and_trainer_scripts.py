@@ -149,7 +149,7 @@ def test_switches_that_contradict_the_script_are_errors() -> None:
     ("setting", "line", "fix"),
     [
         ({"bf16": {"enabled": True}}, "seed=1", ("bf16=True",)),
-        ({"bf16": {"enabled": True}}, "fp16=True", ("fp16=False", "bf16=True")),
+        ({"bf16": {"enabled": True}}, "fp16=True", ('"bf16": {"enabled": "auto"}',)),
         ({"gradient_clipping": 0.5}, "bf16=True", ("max_grad_norm=0.5",)),
     ],
 )
