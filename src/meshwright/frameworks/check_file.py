@@ -383,9 +383,9 @@ def _our_findings(
 
 
 def _with_cheap_fix(imported: ImportedRecipe, case: Case, finding: Finding, known: bool) -> Finding:
-    """Return a finding in the framework's keys; on memory with the cheapest fix that its file can say."""
+    """Return a finding in the framework's keys; advice on memory with the cheapest fix that its file can say."""
     found = in_framework_keys(imported, case.recipe, finding)
-    if not known or finding.rule not in FOR_MEMORY or not found.fix:
+    if not known or finding.rule not in FOR_MEMORY or finding.severity != "advice" or not found.fix:
         return found
     cheapest, own = (with_cost(finding, case, frozenset(), others) for others in (True, False))
     cheaper = in_framework_keys(imported, case.recipe, cheapest)
