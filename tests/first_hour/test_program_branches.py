@@ -86,7 +86,7 @@ def test_a_value_in_the_code_of_a_program_is_not_fixed_by_a_flag_that_its_parser
 def test_a_peak_with_an_assumed_length_is_not_called_within_the_error(meshwright: Any) -> None:
     adapt = ADAPTS["block"].replace("lora_alpha=32", 'target_modules="all-linear"')
     Path("sft.py").write_text(PROGRAM.replace("ADAPT", adapt).replace(", max_length=8192", ""))
-    Path("run.sh").write_text("torchrun --nproc_per_node 2 sft.py --use_peft --lora_r 64\n")
+    Path("run.sh").write_text("torchrun --nproc_per_node 2 sft.py --use_peft --lora_r 32\n")
     found = json.loads(meshwright("check", "run.sh", "--gpus", "2xRTX5090", "--json").out)
     message = next(one["message"] for one in found["findings"] if one["rule"] == "memory.peak")
     assert "within the error" not in message
