@@ -10,6 +10,7 @@ from meshwright import frameworks
 from meshwright.api.checks import check_recipe
 from meshwright.frameworks import ExportedConfig, RecipeCheckResult
 from meshwright.recipes import overrides as override
+from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
 
 MEMORY = "memory."  # first letters of rules
@@ -20,12 +21,12 @@ def as_written(
     theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, gpus: str | int | None
 ) -> RecipeCheckResult:
     """Return the result for the layout that the written file has, and for the memory without the settings it lacks."""
-    checked = _as_laid_out(theirs, written, checked, gpus)
+    layout = frameworks.exported_layout(theirs, written, checked.recipe, checked.model, checked.cluster)
+    recipe = override.apply(checked.recipe, layout)
+    checked = _as_laid_out(checked, recipe, gpus) if layout else checked
     lost = frameworks.exported_kernels(theirs, written, checked.recipe, checked.model, checked.cluster)
     if not lost:
         return checked
-    layout = frameworks.exported_layout(theirs, written, checked.recipe, checked.model, checked.cluster)
-    recipe = override.apply(checked.recipe, layout)
     found = check_recipe(recipe, gpus, checked.engine, lost, advice=False, model=checked.model)
     before, after = checked.estimate.memory.total, found.estimate.memory.total
     if abs(after - before) <= TOLERANCE * before:
@@ -43,14 +44,8 @@ def _as_lost(finding: Finding, lost: Sequence[str]) -> Finding:
     return msgspec.structs.replace(finding, message=message)
 
 
-def _as_laid_out(
-    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, gpus: str | int | None
-) -> RecipeCheckResult:
-    """Return the result with the findings and the estimate of the layout that the written file has."""
-    changes = frameworks.exported_layout(theirs, written, checked.recipe, checked.model, checked.cluster)
-    if not changes:
-        return checked
-    recipe = override.apply(checked.recipe, changes)
+def _as_laid_out(checked: RecipeCheckResult, recipe: Recipe, gpus: str | int | None) -> RecipeCheckResult:
+    """Return the result with the findings and the estimate of a recipe in the layout that the written file has."""
     found = check_recipe(recipe, gpus, checked.engine, (), advice=False, model=checked.model)
     if (
         found.estimate.step_s == checked.estimate.step_s

@@ -262,9 +262,14 @@ def _as_budget(option: str, value: str, context: Any, arguments: Sequence[str]) 
     return f"they are other numbers of steps, as the batches differ ({each}): plan each with them. ", commands
 
 
+def _options_of(command: click.Command) -> dict[str, click.Option]:
+    """Return the options of a command by flag."""
+    return {flag: one for one in command.params if isinstance(one, click.Option) for flag in one.opts}
+
+
 def _positional(context: Any, arguments: Sequence[str]) -> list[int]:
     """Return the places of the words of a line that are neither options nor their values, after the command."""
-    own = {flag: one for one in context.command.params if isinstance(one, click.Option) for flag in one.opts}
+    own = _options_of(context.command)
     places, place = list[int](), 1
     while place < len(arguments):
         flag, equals, _ = arguments[place].partition("=")
@@ -290,8 +295,7 @@ def _same_with(option: str, context: Any, arguments: Sequence[str]) -> str:
     if command is None:
         return ""
     kept, place = list[str](), 0
-    taken = {flag: one for one in command.params if isinstance(one, click.Option) for flag in one.opts}
-    own = {flag: one for one in context.command.params if isinstance(one, click.Option) for flag in one.opts}
+    taken, own = _options_of(command), _options_of(context.command)
     words = arguments[1:]
     while place < len(words):
         flag, equals, _ = words[place].partition("=")

@@ -238,9 +238,7 @@ def _check(
     findings += misspelled_names(framework, content, imported.parsed.settings, findings)
     findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
     findings = with_open_version(framework, content, imported.parsed.settings, findings)
-    notes = [*newer, *repeated_options(content, imported.parsed, findings)]
-    notes += launch_notes(content, imported.parsed, on, gpus)
-    notes += [one.message for one in gpu_variant(imported, gpus)]
+    notes = [*newer, *_notes(content, imported, findings, on, gpus)]
     notes += host_memory_notes(estimate, on) if buildable else ()
     if hidden:
         notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")
@@ -261,6 +259,15 @@ def _check(
         notes=(*imported.parsed.notes, *imported.mapped.notes, *left_open, *notes),
         estimate=estimate,
     )
+
+
+def _notes(
+    content: Content, imported: ImportedRecipe, findings: Sequence[Finding], on: Cluster | None, gpus: str | None
+) -> Iterator[str]:
+    """Yield notes on what was typed: options given twice, the launch line, and the card that a name was taken for."""
+    yield from repeated_options(content, imported.parsed, findings)
+    yield from launch_notes(content, imported.parsed, on, gpus)
+    yield from (one.message for one in gpu_variant(imported, gpus))
 
 
 def _rank(finding: Finding) -> tuple[int, bool, str, int]:
@@ -387,9 +394,10 @@ def _with_cheap_fix(imported: ImportedRecipe, case: Case, finding: Finding, know
     found = in_framework_keys(imported, case.recipe, finding)
     if not known or finding.rule not in FOR_MEMORY or finding.severity != "advice" or not found.fix:
         return found
-    cheapest, own = (with_cost(finding, case, frozenset(), others) for others in (True, False))
-    cheaper = in_framework_keys(imported, case.recipe, cheapest)
-    return cheaper if cheaper.fix else in_framework_keys(imported, case.recipe, own)
+    cheaper = in_framework_keys(imported, case.recipe, with_cost(finding, case, frozenset()))
+    if cheaper.fix:
+        return cheaper
+    return in_framework_keys(imported, case.recipe, with_cost(finding, case, frozenset(), others=False))
 
 
 def _is_of_unread_program(imported: ImportedRecipe, finding: Finding) -> bool:
