@@ -53,6 +53,7 @@ from meshwright.frameworks.trainer_saving import trainer_saving_findings
 from meshwright.frameworks.translated_fixes import GLOBAL_BATCH, in_framework_keys, their_fix
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.frameworks.typed_settings import with_typed
+from meshwright.frameworks.types import Settings
 from meshwright.frameworks.unchecked import notes_on_unchecked, open_memory_fields, unresolved_values
 from meshwright.frameworks.ways_to_fit import with_ways
 from meshwright.models import ModelSpec
@@ -234,10 +235,7 @@ def _check(
         *_without_duplicates(imported, ours, theirs),
         *(_without_model(imported, recipe, candidates[0], theirs, known) if imported.model is None else ()),
     ]
-    findings = _once_per_value(findings)
-    findings += misspelled_names(framework, content, imported.parsed.settings, findings)
-    findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
-    findings = with_open_version(framework, content, imported.parsed.settings, findings)
+    findings, newer = _with_names(framework, content, imported.parsed.settings, _once_per_value(findings))
     notes = [*newer, *_notes(content, imported, findings, on, gpus)]
     notes += host_memory_notes(estimate, on) if buildable else ()
     if hidden:
@@ -259,6 +257,15 @@ def _check(
         notes=(*imported.parsed.notes, *imported.mapped.notes, *left_open, *notes),
         estimate=estimate,
     )
+
+
+def _with_names(
+    framework: Framework, content: Content, settings: Settings, findings: list[Finding]
+) -> tuple[list[Finding], list[str]]:
+    """Return the findings with those on misspelled names, and notes on names that only the checkout has."""
+    findings = [*findings, *misspelled_names(framework, content, settings, findings)]
+    findings, newer = without_newer_names(framework, content, settings, findings)
+    return with_open_version(framework, content, settings, findings), newer
 
 
 def _notes(
